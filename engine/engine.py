@@ -315,7 +315,7 @@ class Engine:
             return health
         with contextlib.suppress(EngineError):
             why = cast("VllmChat", self._pool.get(self._any_engine(base.id))).refused_adapters.get(adapter)
-            reason = "It cannot be put on its base. The server's log says why."
+            reason = "It cannot be loaded on its base. The server's log says why."
             health = replace(health, status="failed", phase="failed", error=why, reason=reason) if why else health
         return health
 
@@ -455,7 +455,7 @@ def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> No
     """Raise `UnsupportedCapabilityError`, naming the field, or `RequestError` for a limit of the model."""
     if isinstance(request, ChatRequest):
         if "chat" not in spec.capabilities:
-            raise _unsupported("has no chat template and only goes on with texts (/v1/completions)", "chat", "messages")
+            raise _unsupported("has no chat template and only continues texts (/v1/completions)", "chat", "messages")
         if request.tools and "function_calling" not in spec.capabilities:
             raise _unsupported("cannot call tools", "function_calling", "tools")
         if "vision" not in spec.capabilities and (paths := image_paths(request)):

@@ -81,7 +81,7 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, StoreError) and (known := _of_the_store(error)):
         return known
     _log.error("unexpected failure", exc_info=error)
-    message = "Something went wrong on our side. Try again; if it stays, tell your administrator the x-request-id."
+    message = "Internal error. Try again; if it happens again, tell your administrator the x-request-id."
     return ApiError(500, "internal_error", message)
 
 

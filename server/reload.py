@@ -27,7 +27,7 @@ async def reload_config(app: FastAPI) -> None:
     try:
         outcome = replace(await take_over(app, None), certificate=certificate)
     except ConfigError as error:
-        _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
+        _log.error("models.yaml was not applied: %s\nEverything stays as it was.", error.message)
         outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=certificate)
     else:
         changes = outcome.sentences()

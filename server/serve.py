@@ -310,8 +310,8 @@ class Banner:
             self._say(f"From other machines: {_base_url(settings, address, self._port)}")
         if settings.tls_cert is None and not settings.trusted_proxies and not is_loopback(settings.host):
             self._say(
-                "Without HTTPS anybody on the network between can read keys and conversations: see --tls-cert, or a "
-                "proxy, in docs/operations.md."
+                "Without HTTPS others on the network can read keys and conversations: use --tls-cert or a proxy "
+                "(docs/operations.md)."
             )
         if self._first_key is not None:
             self._say(f"API key (admin, shown once, keep it): {self._first_key}")

@@ -47,7 +47,7 @@ def _origin(value: str) -> str:
     origin = value.lower().rstrip("/")
     if not _ORIGIN.fullmatch(origin):
         raise ValueError(
-            f"`{value}` is no origin: name scheme and host, and the port if it is not the usual one, like "
+            f"`{value}` is not an origin: name scheme and host, and the port if it is not the usual one, like "
             "https://chat.example.org or http://localhost:3000, separated by commas; or * for every web page"
         )
     return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition("://")[0], "-"))
@@ -68,8 +68,8 @@ def _network(value: str) -> str:
         if ipaddress.ip_network(value).prefixlen > 0:
             return value
     raise ValueError(
-        f"`{value}` is no address of a proxy: name each one like 10.0.0.2, or its network like 172.18.0.0/16, "
-        "separated by commas. To believe everybody is not possible: anybody could then claim any address"
+        f"`{value}` is not the address of a proxy: name each one like 10.0.0.2, or its network like 172.18.0.0/16, "
+        "separated by commas. A wildcard is not accepted: any client could then claim any address"
     )
 
 
@@ -101,7 +101,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
         None, description="postgresql+psycopg://user:password@host/name; else a SQLite file in the data directory"
     )
     key_stale_seconds: float = Field(
-        300.0, ge=0, allow_inf_nan=False, description="known keys go on working so long while the database fails"
+        300.0, ge=0, allow_inf_nan=False, description="how long known keys work while the database fails"
     )
     weights_dir: Path = Field(default_factory=lambda: _in_checkout("weights"), description="one folder per real model")
     models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
@@ -156,7 +156,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     console: bool = Field(default=True, description="whether this server has a page for browsers at its address")
     tls_cert: Path | None = Field(None, description="certificate with its chain, PEM: speak HTTPS")
     tls_key: Path | None = Field(None, description="the certificate's private key, PEM")
-    drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
+    drain_seconds: float = Field(30.0, ge=0, description="time for running requests after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")
     write_stall_seconds: float = Field(
         60.0, gt=0, allow_inf_nan=False, description="a client that takes nothing of its answer for so long has left"

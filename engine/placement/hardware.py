@@ -145,7 +145,7 @@ def imagined(shape: str, *, ram_gib: float = 64) -> Hardware:
     for part in shape.split("+") if shape.strip().lower() not in {"cpu", "none", "0"} else ():
         match = _SHAPE.match(part.strip())
         if match is None or float(match[2]) <= 0 or int(match[1] or 1) < 1:
-            raise HardwareError(f"{shape!r} is no machine. Write it like 2x24GiB, 1x24GiB+1x48GiB, or cpu.")
+            raise HardwareError(f"{shape!r} is not a machine. Write it like 2x24GiB, 1x24GiB+1x48GiB, or cpu.")
         sizes += [float(match[2])] * int(match[1] or 1)
     if len(sizes) > _MOST_GPUS:
         raise HardwareError(f"{shape!r} has {len(sizes)} GPUs; at most {_MOST_GPUS} can be planned for.")
@@ -180,7 +180,7 @@ def _ask_nvml(question: Callable[[Any], T]) -> tuple[T | None, str | None]:
 
 
 def _no_nvidia() -> str:
-    return f"{_NO_NVIDIA}, and for that of AMD there is no build" if _AMD in _graphics_vendors() else _NO_NVIDIA
+    return f"{_NO_NVIDIA}, and there is no build for AMD's" if _AMD in _graphics_vendors() else _NO_NVIDIA
 
 
 def _has_nvidia() -> bool:

@@ -76,7 +76,7 @@ class Footprints(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, data_dir: Path) -> Self:
         """Read what is kept there; nothing, when there is no file or none that can be read."""
-        return read_record(data_dir / FILE_NAME, cls, "plans go by the sizes stated")
+        return read_record(data_dir / FILE_NAME, cls, "plans use the stated sizes")
 
     def of(self, variant: VariantSpec, split: int, device: str) -> int | None:
         """Return bytes on one device of that name when the variant is split over `split` of them; None: not known."""
@@ -94,7 +94,7 @@ class Footprints(msgspec.Struct, frozen=True):
 
     def write(self, data_dir: Path) -> None:
         """Keep them, whole or not at all. A disk that is full costs a log line."""
-        write_record(data_dir / FILE_NAME, self, "the next plan goes by the sizes stated")
+        write_record(data_dir / FILE_NAME, self, "the next plan uses the stated sizes")
 
 
 def _key(variant: VariantSpec, split: int, device: str) -> str:

@@ -210,8 +210,8 @@ class ModelState:
         if self.status == "failed":
             rest_seconds = max(1, math.ceil(self.since + REST_SECONDS - self.clock()))
             return UnavailableError(
-                f"This model failed {self.streak.failures} times in a row and is left alone for {rest_seconds} s "
-                f"before it is started again. {_ASK}",
+                f"This model failed {self.streak.failures} times in a row and is started again in "
+                f"{rest_seconds} s. {_ASK}",
                 retry_after_seconds=rest_seconds,
             )
         if self.died or self.backend is not None:

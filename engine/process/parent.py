@@ -284,7 +284,7 @@ class WorkerProcess:
         await self._pong.wait()
 
     def _on_hang(self, how: str) -> None:
-        _log.error("Worker %d hangs and is killed: %s.", self.pid, how)
+        _log.error("Worker %d does not respond and is killed: %s.", self.pid, how)
         self.terminate()
         self._fail_jobs()
         if self._overdue is not None:
@@ -320,7 +320,7 @@ class WorkerProcess:
         job.take, job.ended = None, self._loop.create_future()
         self._channel.send(protocol.Cancel(number))
         if not (await asyncio.wait({job.ended}, timeout=CANCEL_SECONDS))[0]:
-            _log.warning("Worker %d has not let go of a cancelled job within %d s.", self.pid, CANCEL_SECONDS)
+            _log.warning("Worker %d did not end a cancelled job within %d s.", self.pid, CANCEL_SECONDS)
 
     def _on_message(self, message: protocol.FromChild) -> None:
         if isinstance(message, protocol.Event):

@@ -205,7 +205,7 @@ def _read_model(folder: ModelFolder, warnings: list[VoiceWarning], *, demo: bool
             break
     else:
         kinds = "; ".join(f"{family.name}: {family.wanted}" for family in FAMILIES)
-        raise MetadataError(f"it is no TTS model that is known here ({kinds})")
+        raise MetadataError(f"it is not a TTS model that Hearth knows ({kinds})")
     made = _Assembly(folder, family, facts, read_overlay(folder), demo=demo, installed=family.installed)
     made.assemble()
     warnings += made.warnings

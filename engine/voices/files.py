@@ -40,7 +40,7 @@ class ModelFolder:
         except OSError as error:
             raise unreadable(part or "the folder", error) from error
         if len(found) > LIMIT_ENTRIES:
-            raise MetadataError(f"{part or 'the folder'} has more than {LIMIT_ENTRIES} files: that is no TTS model")
+            raise MetadataError(f"{part or 'the folder'} has more than {LIMIT_ENTRIES} files: that is not a TTS model")
         return sorted(found)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -53,7 +53,7 @@ class ModelFolder:
         except (ValueError, RecursionError) as error:
             raise MetadataError(f"{shown(name)} cannot be read as JSON: download the model again") from error
         if not isinstance(value, dict):
-            raise MetadataError(f"{shown(name)} is no JSON object: download the model again")
+            raise MetadataError(f"{shown(name)} is not a JSON object: download the model again")
         return value
 
     def read(self, name: str, *, limit_bytes: int = LIMIT_BYTES) -> bytes | None:
@@ -61,7 +61,7 @@ class ModelFolder:
         content = self.read_start(name, limit_bytes + 1)
         if content is not None and len(content) > limit_bytes:
             raise MetadataError(
-                f"{shown(name)} is larger than {limit_bytes >> 10} KiB: that is no description of a model"
+                f"{shown(name)} is larger than {limit_bytes >> 10} KiB: that is not the description of a model"
             )
         return content
 
@@ -75,7 +75,7 @@ class ModelFolder:
             number = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(number, "rb") as file:  # noqa: PTH123 - an open file, not a path
                 if not stat.S_ISREG(os.fstat(number).st_mode):
-                    raise MetadataError(f"{shown(name)} is no plain file: remove it")
+                    raise MetadataError(f"{shown(name)} is not a regular file: remove it")
                 return file.read(size)
         except OSError as error:
             raise unreadable(name, error) from error
@@ -114,7 +114,7 @@ class ModelFolder:
             )
         mode = place.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise MetadataError(f"{shown(name)} is no plain file: remove it")
+            raise MetadataError(f"{shown(name)} is not a regular file: remove it")
         return place
 
 

@@ -122,7 +122,7 @@ def _kokoro_speaker(folder: ModelFolder, stem: str, ending: str) -> Speaker:
     found = _KOKORO_NAME.fullmatch(stem)
     problem: str | None
     if found is not None and found["language"] in _KOKORO_UNREAD:
-        problem = "its Japanese and Chinese voices need rules of reading that Hearth does not have"
+        problem = "its Japanese and Chinese voices need reading rules that Hearth lacks"
     elif ending == _SAFE:
         problem = folder.weights_problem(f"voices/{stem}{ending}")
     else:

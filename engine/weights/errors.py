@@ -36,7 +36,7 @@ _BY_STATUS = {
     "refuses, have it let the hub and its storage through.",
     429: "{address}: the hub has had too many requests from here and asks to come back {when}. {resumes}",
 }
-_OTHER = "{address}: the hub answered with status {status}, which is no use here. {resumes}"
+_OTHER = "{address}: the hub answered with status {status}, which Hearth cannot use. {resumes}"
 
 
 class WeightsError(EngineError):

@@ -125,7 +125,7 @@ def size_problem(folder: Path, file: ModelFile) -> str | None:
     except OSError:
         return f"{file.path} is missing"
     if not stat.S_ISREG(found.st_mode):
-        return f"{file.path} is no plain file"
+        return f"{file.path} is not a regular file"
     if found.st_size != file.size_bytes:
         return f"{file.path} has {found.st_size} bytes instead of {file.size_bytes}"
     return None

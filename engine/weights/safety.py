@@ -90,15 +90,15 @@ def check_folder_name(name: str) -> str:
         return _FOLDER.validate_python(name)
     except ValidationError as error:
         raise WeightsError(
-            f"{shown(name)!r} is no name of a folder below the weights directory: it must be relative, like my-model "
-            "or voices/my-voice, without `..` and without a part that starts with a dot or `~`."
+            f"{shown(name)!r} is not the name of a folder below the weights directory: it must be relative, like "
+            "my-model or voices/my-voice, without `..` and without a part that starts with a dot or `~`."
         ) from error
 
 
 def check_repository(name: str) -> str:
     """Return the name of a repository. Raises `WeightsError` for any other."""
     if re.fullmatch(REPOSITORY, name) is None or ".." in name or "--" in name:
-        raise WeightsError(f"{shown(name)!r} is no repository: it must be like owner/name.")
+        raise WeightsError(f"{shown(name)!r} is not a repository: it must be like owner/name.")
     return name
 
 
@@ -150,13 +150,13 @@ def shards(file: Path) -> list[str]:
     content = read_config(file, limit_bytes=_INDEX_LIMIT_BYTES)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise LoadError(f"{file.parent.name}/{file.name} is no index of weights. Download the model again.")
+        raise LoadError(f"{file.parent.name}/{file.name} is not an index of weights. Download the model again.")
     if not _INDEX.fullmatch(file.name):
         return []
     found = sorted(set(names.values()))
     if not all(name.endswith(".safetensors") and "/" not in name and "\\" not in name for name in found):
         raise LoadError(
-            f"{file.parent.name}/{file.name} leads to files that are no safetensors beside it: other formats can run "
+            f"{file.parent.name}/{file.name} names files that are not safetensors beside it: other formats can run "
             "code and are refused. Download the model again, from a repository that you trust."
         )
     return found
@@ -179,7 +179,7 @@ def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
             raise LoadError(f"{file.parent.name}/{file.name} is no file.")
         if file.stat().st_size > limit_bytes:
             limit = f"{limit_bytes >> 20} MiB"
-            raise LoadError(f"{file.parent.name}/{file.name} is larger than {limit}: that is no model configuration.")
+            raise LoadError(f"{file.parent.name}/{file.name} is larger than {limit}: not a model configuration.")
         return json.loads(file.read_bytes())
     except FileNotFoundError as error:
         raise LoadError(f"{file.parent.name} has no {file.name}: it is not a complete model folder.") from error
@@ -278,7 +278,7 @@ def variant(folder: Path) -> str | None:
 def _read_index(folder: Path) -> dict[str, Any]:
     index = read_config(folder / "model_index.json")
     if not isinstance(index, dict):
-        raise LoadError(f"{folder.name}/model_index.json is no JSON object. Download the model again.")
+        raise LoadError(f"{folder.name}/model_index.json is not a JSON object. Download the model again.")
     if index.get("_class_name") not in PIPELINES:
         raise LoadError(
             f"{folder.name}/model_index.json names the pipeline {shown(str(index.get('_class_name')))}, which is not "
@@ -346,7 +346,7 @@ def chosen(paths: Collection[str], folder: Path) -> list[str]:
         hint = f" It has models in folders, like {folders[0]}: name one with --subfolder." if folders else ""
         raise WeightsError(
             "The repository has neither config.json nor model_index.json, nor a voice (X.onnx with X.onnx.json) at its "
-            f"top: it is no model that Hearth loads.{hint}"
+            f"top: Hearth does not load such models.{hint}"
         )
     missing = sorted(set(found) - set(paths))
     if missing:
@@ -358,7 +358,7 @@ def convertible(paths: Collection[str], _folder: Path) -> list[str]:
     """Return what is fetched of a model whose weights are pickles. Raises `WeightsError`."""
     found = [path for path in paths if _is_in(path, "", ".pth") or _is_in(path, "voices/", ".pt")]
     if "config.json" not in paths or not found:
-        raise WeightsError("The repository has no config.json with weights in .pth: it is no model that is converted.")
+        raise WeightsError("The repository has no config.json with weights in .pth. Hearth cannot convert it.")
     return sorted([*_texts(paths, ""), *found])
 
 

@@ -53,11 +53,11 @@ def _piece_seconds(folder: Path) -> float:
             if not isinstance(seconds, int | float) or not 1 <= seconds <= _LONGEST_SECONDS:
                 raise LoadError(f"{folder.name}/{name}: `chunk_length` must be from 1 to {_LONGEST_SECONDS:g} seconds.")
             return float(seconds)
-    raise LoadError(f"{folder.name} has no {_PREPROCESSORS[0]}: it is no complete model folder. Finish the download.")
+    raise LoadError(f"{folder.name} has no {_PREPROCESSORS[0]}: not a complete model folder. Finish the download.")
 
 
 def _object(file: Path) -> dict[str, Any]:
     content = read_config(file)
     if not isinstance(content, dict):
-        raise LoadError(f"{file.parent.name}/{file.name} is no JSON object. Download the model again.")
+        raise LoadError(f"{file.parent.name}/{file.name} is not a JSON object. Download the model again.")
     return content

@@ -28,7 +28,7 @@ def copy_rest(folder: Path, part: Part) -> None:
     with os.fdopen(_open(folder, file.path), "rb") as stream:
         found = os.fstat(stream.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise WeightsError(f"{folder.name}/{file.path} is no plain file. Copy the folder again.")
+            raise WeightsError(f"{folder.name}/{file.path} is not a regular file. Copy the folder again.")
         if found.st_size != file.size_bytes:
             raise WeightsError(
                 f"{folder.name}/{file.path} has {found.st_size} bytes instead of {file.size_bytes}: it did not arrive "
@@ -64,7 +64,7 @@ def found_below(folder: Path) -> dict[str, Path]:
     if (folder / manifest.MANIFEST).exists():
         return {"": folder}
     if not folder.is_dir():
-        raise WeightsError(f"{folder} is not there, or is no folder.")
+        raise WeightsError(f"{folder} does not exist, or is not a folder.")
     there = local_folders(folder)
     found = {one.folder: folder / one.folder for one in there if one.state in {"complete", "damaged"}}
     if not found:
@@ -88,7 +88,7 @@ def carry(source: Path, root: Path, name: str, report: manifest.Report) -> tuple
     if is_there(target):
         if manifest.read_manifest(target) == listed and manifest.is_complete(target):
             return listed, False
-        raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
+        raise WeightsError(f"{target} exists already and is different. Remove it first, or use another name.")
     listing = manifest.Listing(**listed.origin(), files=listed.files)
     try:
         root.mkdir(parents=True, exist_ok=True)

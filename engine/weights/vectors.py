@@ -75,14 +75,14 @@ def check_pooling_folder(folder: Path) -> tuple[int | None, str | None]:
 def _listed(folder: Path) -> list[Any]:
     listed = read_config(folder / "modules.json")
     if not isinstance(listed, list) or len(listed) > 64:
-        raise LoadError(f"{folder.name}/modules.json is no list of modules. Download the model again.")
+        raise LoadError(f"{folder.name}/modules.json is not a list of modules. Download the model again.")
     return listed
 
 
 def _module(folder: Path, entry: Any) -> tuple[str, str]:
     kind, path = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
     if not isinstance(kind, str) or not isinstance(path, str) or not (path == "" or is_plain(path)):
-        raise LoadError(f"{folder.name}/modules.json is no list of modules. Download the model again.")
+        raise LoadError(f"{folder.name}/modules.json is not a list of modules. Download the model again.")
     return kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind, path
 
 
@@ -114,7 +114,7 @@ def _prefixes(folder: Path) -> dict[str, str]:
 def _object(file: Path) -> dict[str, Any]:
     content = read_config(file)
     if not isinstance(content, dict):
-        raise LoadError(f"{file.parent.name}/{file.name} is no JSON object. Download the model again.")
+        raise LoadError(f"{file.parent.name}/{file.name} is not a JSON object. Download the model again.")
     return content
 
 

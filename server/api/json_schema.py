@@ -118,11 +118,7 @@ def _shown(path: tuple[str, ...], keyword: str, value: Any) -> str:
 def _too_large(node: dict[str, Any]) -> dict[str, str]:
     """Return the keywords of one object of the schema that go too far, each with the rule that it breaks."""
     counts = {key: node[key] for key in _REPEATS if isinstance(node.get(key), (int, float))}
-    problems = {
-        key: f"must not ask for more than {_MAX_REPEATS} repeats of anything"
-        for key, count in counts.items()
-        if count > _MAX_REPEATS
-    }
+    problems = {key: f"must be at most {_MAX_REPEATS}" for key, count in counts.items() if count > _MAX_REPEATS}
     if "properties" in node:
         for key in ("minProperties", "maxProperties"):
             if counts.get(key, 0) > _MAX_COUNTED_PROPERTIES:

@@ -234,7 +234,7 @@ class _Form:
 
 
 def _no_form() -> ApiError:
-    return ApiError(400, "invalid_value", "The body is no complete `multipart/form-data`. Send it again.")
+    return ApiError(400, "invalid_value", "The body is not a complete `multipart/form-data`. Send it again.")
 
 
 def _shown(name: bytes) -> str:

@@ -131,7 +131,7 @@ class Folder:
 
     def _below(self, kind: str, id_: str) -> Path:
         if not is_id(id_):
-            raise ValueError("this is no id of ours")
+            raise ValueError("this is not an id of this server")
         return self.path / kind / id_
 
     def _open_now(self) -> None:

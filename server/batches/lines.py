@@ -99,7 +99,7 @@ class LineReader:
 
 
 def envelope_of(text: bytes) -> Envelope | None:
-    """Take a line apart; None for what is no JSON object in UTF-8."""
+    """Take a line apart; None for what is not a JSON object in UTF-8."""
     try:
         return msgspec.json.decode(text, type=Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -165,7 +165,7 @@ class Check:
             return
         envelope = envelope_of(line.text)
         if envelope is None:
-            yield "invalid_json_line", "This line is no JSON object in UTF-8.", None
+            yield "invalid_json_line", "This line is not a JSON object in UTF-8.", None
             return
         id_ = envelope.custom_id
         if not isinstance(id_, str) or not 1 <= len(id_) <= _MOST_ID_LETTERS:

@@ -17,30 +17,30 @@ _log = logging.getLogger("hearth.serve")
 
 # In the order of the help: where each is, and its line there. The first sentence of its docstring is the same.
 COMMANDS = {
-    "keys": ("server.cli.keys:app", "Make, show, change and end API keys."),
-    "voices": ("server.cli.voices:app", "Show which voices there are, or have one speak."),
-    "weights": ("server.cli.weights:app", "Fetch models, verify them, carry them to a host without internet."),
+    "keys": ("server.cli.keys:app", "Create, show, change and revoke API keys."),
+    "voices": ("server.cli.voices:app", "List voices, or let one speak."),
+    "weights": ("server.cli.weights:app", "Fetch models, verify them, move them to a host without internet."),
     "status": ("server.cli.status:status", "Show the server's state: models, memory, queues, GPUs."),
-    "requests": ("server.cli.requests:requests", "Show the requests that were refused, or failed, lately."),
+    "requests": ("server.cli.requests:requests", "Show the latest requests that were refused or failed."),
     "batches": (
         "server.cli.batches:app",
         "Run files of requests, and show or cancel those that run. The key is taken from HEARTH_KEY.",
     ),
-    "doctor": ("server.cli.doctor.command:doctor", "Find problems and say how to solve them."),
-    "plan": ("server.cli.plan:plan", "Show what each model is served with on this machine, where it goes, and why."),
+    "doctor": ("server.cli.doctor.command:doctor", "Find problems and suggest fixes."),
+    "plan": ("server.cli.plan:plan", "Show which weights serve each model on this machine, on which device, and why."),
     "reload": (
         "server.cli.status:reload",
-        "Have the running server read its models.yaml, weights, voices and certificate again, and say what came of it.",
+        "Have the running server read its models.yaml, weights, voices and certificate again, and print what changed.",
     ),
     "cluster": ("server.cli.cluster:app", "Run Hearth on several machines, with Ray Serve."),
     "usage": ("server.cli.usage:usage", "Show requests and tokens."),
     "audit": ("server.cli.audit:audit", "Show who changed keys and configuration, the newest first."),
     "backup": (
         "server.cli.audit:backup",
-        "Copy the whole database, with keys, usage and audit log, while the server goes on.",
+        "Copy the whole database (keys, usage, audit log) while the server runs.",
     ),
-    "restore": ("server.cli.audit:restore", "Put a backup in the place of the database; the old one is moved aside."),
-    "compile": ("server.cli.compile:compile_models", "Compile chat models, so that they answer faster on a CPU."),
+    "restore": ("server.cli.audit:restore", "Replace the database by a backup; the old one is moved aside."),
+    "compile": ("server.cli.compile:compile_models", "Compile chat models for faster answers on a CPU."),
 }
 
 

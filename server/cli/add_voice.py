@@ -100,8 +100,8 @@ def source_of(text: str) -> Source:
     found = _mms(which) if family == "mms" else _piper(which) if family == "piper" else _WHOLE.get(text)
     if found is None:
         refuse(
-            f"{text!r} is no source of voices. There are kokoro, omnivoice, mms:LANGUAGE, like mms:am, and "
-            "piper:VOICE, like piper:en_US-amy-medium. Others are added by hand: docs/voices.md"
+            f"{text!r} is not a source of voices. Known: kokoro, omnivoice, mms:LANGUAGE, like mms:am, and "
+            "piper:VOICE, like piper:en_US-amy-medium. Add others by hand: docs/voices.md"
         )
     return found
 
@@ -148,7 +148,7 @@ def add(  # noqa: PLR0913 - one argument per option
     if wanted.tells_all and (gender or voice_id or name):
         refuse(f"The voices of {source} have names of their own; docs/voices.md says how to change them.")
     if not wanted.tells_all and gender is None:
-        refuse("Say --gender female or --gender male: the files of such a voice do not. Listen, and correct it later.")
+        refuse("Give --gender female or --gender male: the model's files do not say. Correct voices.yaml later.")
     if voice_id is not None and not ID.fullmatch(voice_id):
         refuse("--id has 1 to 64 of a-z, 0-9, `-` and `_`, and begins with a letter or digit.")
     settings = load_settings(models=models, weights_dir=weights_dir)
@@ -174,7 +174,7 @@ def add(  # noqa: PLR0913 - one argument per option
             _ask(licence or "unknown", accepted=accept_licence)
             undo.pop_all()
     ids = ", ".join(one.id for one in found)
-    there = f"{found[0].name} is there as {ids}" if len(found) == 1 else f"{len(found)} voices are there: {ids}"
+    there = f"{found[0].name} is installed as {ids}" if len(found) == 1 else f"{len(found)} voices are installed: {ids}"
     typer.echo(f"{there}. Licence: {licence or 'its files name none'}.")
     for message in remarks:
         typer.echo(message, err=True)
@@ -194,7 +194,7 @@ def _fetch(weights_dir: Path, folder: str, wanted: Source) -> None:
 def _weights_of_speech(config: Config) -> str:
     found = next((spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)), None)
     if found is None:
-        refuse("No model of models.yaml speaks. docs/voices.md shows an entry that does.")
+        refuse("models.yaml has no speech model. docs/voices.md says how to add one.")
     return found.weights
 
 

@@ -47,7 +47,7 @@ def backup(
     *,
     data_dir: DataDir = None,
 ) -> None:
-    """Copy the whole database, with keys, usage and audit log, while the server goes on."""
+    """Copy the whole database (keys, usage, audit log) while the server runs."""
     in_store(load_settings(data_dir=data_dir), lambda database: database.backup(path))
     typer.echo(
         f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB). It contains hashes of the keys: store it safely."
@@ -61,7 +61,7 @@ def restore(
     *,
     data_dir: DataDir = None,
 ) -> None:
-    """Put a backup in the place of the database; the old one is moved aside. Refused while a server runs.
+    """Replace the database by a backup; the old one is moved aside. Refused while a server runs.
 
     Exit code 1: it was refused, and nothing has changed.
     """

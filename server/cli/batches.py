@@ -94,7 +94,7 @@ def run(  # noqa: PLR0913  # one argument per option
         try:
             batch, seconds = _followed(server, batch)
         except KeyboardInterrupt:
-            refuse(f"It goes on. To see it: {HEARTH} batches show {batch['id']}; to end it: ... cancel ...", code=1)
+            refuse(f"It continues. To see it: {HEARTH} batches show {batch['id']}; to end it: ... cancel ...", code=1)
         for line in _errors(batch):
             typer.echo(line, err=True)
         for id_, target in (

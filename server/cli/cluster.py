@@ -48,20 +48,20 @@ def cluster() -> None:
 def up(  # noqa: PLR0913  # one argument per flag
     *,
     head: Annotated[
-        bool, typer.Option("--head", help="This machine is the head: it keeps what the cluster is.")
+        bool, typer.Option("--head", help="Make this machine the head, which keeps the state of the cluster.")
     ] = False,
     address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Join the cluster of this head.")] = None,
     node_ip: Annotated[str | None, typer.Option(help="Address of this machine among the others.")] = None,
-    replicas: Annotated[bool, typer.Option(help="Whether replicas may run here.")] = True,
+    replicas: Annotated[bool, typer.Option(help="Allow replicas on this machine.")] = True,
     resource: Annotated[list[str], typer.Option(help="Roles that ask for this `resource` may run here.")] = [],  # noqa: B006
     gpus: Annotated[int | None, typer.Option(help="GPUs that roles may have here; else all.")] = None,
-    block: Annotated[bool, typer.Option("--block", help="Stay, and end with Ray: for systemd.")] = False,
+    block: Annotated[bool, typer.Option("--block", help="Stay in the foreground, for systemd.")] = False,
 ) -> None:
     """Make this machine a part of the cluster. What runs there is `deploy`'s."""
     import json
 
     if head == (address is not None):
-        refuse("Say which it is: --head on one machine, --address HOST:PORT of that one on all others.")
+        refuse("Give one: --head on one machine, --address HOST:PORT of that one on all others.")
     flags = ["--head", f"--port={HEAD_PORT}", "--include-dashboard=false"] if head else [f"--address={address}"]
     flags += [f"{flag}={port}" for flag, port in _PORTS.items()]
     flags += ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
@@ -170,7 +170,7 @@ def drain(
         flags = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=hearth cluster drain"]
         subprocess.run([_ray(), "drain-node", f"--address={head}", f"--node-id={node}", *flags], check=True)
     typer.echo(
-        f"{machine} gets no new replicas, and its own end. `{HEARTH} cluster status` shows when they have; then,"
+        f"{machine} gets no new replicas, and its own finish. When `{HEARTH} cluster status` shows none there, run"
     )
     typer.echo(f"on that machine: {HEARTH} cluster down")
 
@@ -187,7 +187,7 @@ def down(
             from ray import serve
 
             serve.shutdown()
-        typer.echo("Nothing is served any more. The machines are still a cluster.")
+        typer.echo("Nothing is served now. The machines are still a cluster.")
         return
     os.execv(ray := _ray(), [ray, "stop", "--grace-period=30"])  # noqa: S606
 

@@ -30,7 +30,7 @@ def compile_models(
     models: Models = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile chat models, so that they answer faster on a CPU. Once for each; takes a minute or two."""
+    """Compile chat models for faster answers on a CPU. Once for each; takes a minute or two."""
     settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
     chosen = _chosen(config, names or [])
@@ -51,7 +51,7 @@ def compile_models(
             done.append(asyncio.run(_compiled(config, spec, settings, drawn=not as_json)))
         except EngineError as error:
             failed.append(spec.id)
-            typer.echo(f"{spec.id} cannot be compiled, and goes on running uncompiled: {error.message}", err=True)
+            typer.echo(f"{spec.id} cannot be compiled, and still runs uncompiled: {error.message}", err=True)
     lines = [f"Compiled: {one['model']} ({one['weights']}) in {one['seconds']} s." for one in done]
     if done:
         lines.append("Restart the server to use it; a reload leaves models alone that have not changed.")
@@ -67,8 +67,8 @@ def _check_tools() -> None:
     if lacking:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise LoadError(
-            f"To compile, {' and '.join(lacking)} would be needed here. Pick one: 1. install it (Debian, Ubuntu: "
-            f"sudo apt-get install g++ python{version}-dev) and say this again; 2. leave it: models run uncompiled."
+            f"Missing for a compilation: {' and '.join(lacking)}. Pick one: 1. install it (Debian, Ubuntu: "
+            f"sudo apt-get install g++ python{version}-dev) and run this again; 2. leave it: models run uncompiled."
         )
 
 
@@ -79,7 +79,7 @@ def _chosen(config: Config, names: list[str]) -> list[ChatModelSpec]:
         if name in adapted:
             refuse(f"{name} has adapters in models.yaml, and on a CPU vLLM runs such a model uncompiled.")
         if name not in chats:
-            refuse(f"{name!r} is no chat model of models.yaml. There are: {', '.join(chats) or 'none'}.")
+            refuse(f"models.yaml has no chat model {name!r}. It has: {', '.join(chats) or 'none'}.")
         if chats[name].engine.enforce_eager:
             refuse(
                 f"models.yaml says `enforce_eager: true` of {name}, so it is never run compiled. Take that out first."

@@ -56,7 +56,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_loc
 
 @app.callback()
 def flags(context: typer.Context, data_dir: DataDir = None, models: Models = None) -> None:
-    """Make, show, change and end API keys.
+    """Create, show, change and revoke API keys.
 
     A server started with --data-dir or --models needs them here, before the command: hearth keys --data-dir DIR list
     """
@@ -67,20 +67,20 @@ def flags(context: typer.Context, data_dir: DataDir = None, models: Models = Non
 def create(  # noqa: PLR0913 - one argument per option
     context: typer.Context,
     *,
-    name: Annotated[str | None, typer.Option(help="Whose key it is, or what for: 1 to 64 characters.")] = None,
+    name: Annotated[str | None, typer.Option(help="Whose key it is, or what it is for: 1 to 64 characters.")] = None,
     tier: Annotated[str | None, typer.Option(help="A tier of models.yaml; it decides models and limits.")] = None,
     from_: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE.csv", help="A key for each row: columns name, tier, and other options."),
     ] = None,
     scope: Annotated[
-        list[str] | None, typer.Option(help=f"What it may do: {', '.join(SCOPES)}. Default: all but metrics and admin.")
+        list[str] | None, typer.Option(help=f"Its scopes: {', '.join(SCOPES)}. Default: all but metrics and admin.")
     ] = None,
     model: Annotated[list[str] | None, typer.Option(help="Only these models. Default: all of the tier.")] = None,
     expires: Annotated[
         str | None, typer.Option(help="90d (also m, h, w), or the last day in UTC: 2027-01-31. Default: never.")
     ] = None,
-    notes: Annotated[str, typer.Option(help="Anything worth knowing about it.")] = "",
+    notes: Annotated[str, typer.Option(help="Notes for administrators.")] = "",
     requests_per_minute: RequestsPerMinute = None,
     tokens_per_minute: TokensPerMinute = None,
     parallel_requests: ParallelRequests = None,
@@ -154,7 +154,7 @@ def _planned(config: Config, file: Path) -> list[ApiKey]:
         except (KeyFieldError, MomentError) as error:
             problems.append(f"  line {line}: {error}")
     if problems:
-        refuse(f"{file} was refused, and no key was made:\n" + "\n".join(problems))
+        refuse(f"{file} was refused, and no key was created:\n" + "\n".join(problems))
     if not planned:
         refuse(f"{file} has no row below its first line, which names the columns.")
     return planned
@@ -237,9 +237,9 @@ def update(  # noqa: PLR0913 - one argument per option
     context: typer.Context,
     public_id: Id,
     *,
-    name: Annotated[str | None, typer.Option(help="Whose key it is, or what for.")] = None,
+    name: Annotated[str | None, typer.Option(help="Whose key it is, or what it is for.")] = None,
     tier: Annotated[str | None, typer.Option(help="A tier of models.yaml.")] = None,
-    scope: Annotated[list[str] | None, typer.Option(help=f"All it may do from now on: {', '.join(SCOPES)}.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help=f"Its scopes from now on: {', '.join(SCOPES)}.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="All models that it may use from now on.")] = None,
     all_models: Annotated[bool, typer.Option("--all-models", help="It may use all models of its tier.")] = False,
     notes: Annotated[str | None, typer.Option(help="Replaces the notes.")] = None,
@@ -318,7 +318,7 @@ def expire(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Set or remove the end of a key. An expired key works again with a later end."""
     if sum((at is not None, in_ is not None, never)) != 1:
-        refuse(f"Say when it ends: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
+        refuse(f"Give its end: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
     option, given = ("--in", in_) if at is None else ("--at", at)
     end = None if given is None else read_time(option, given, future, utc_now())
     key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).expire(public_id, end))

@@ -38,11 +38,11 @@ def plan(  # noqa: PLR0913 - one argument per option
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each model is served with on this machine, where it goes, and why. Exit code 1: it does not fit."""
+    """Show which weights serve each model on this machine, on which device, and why. Exit code 1: it does not fit."""
     settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
     if gpus is None and ram is not None:
-        refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
+        refuse("--ram is for a hypothetical machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
     hardware = hardware_for(settings, gpus, ram, prefer)
     folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
     found = make_plan(config, hardware, footprints, folders)

@@ -89,7 +89,7 @@ def _ask(settings: Settings, fetched: list[tuple[ModelSpec, VariantSpec]], *, ye
     typer.echo(f"Together about {size_text(total)}; {size_text(free)} are free in {settings.weights_dir}.")
     if total + _SPARE_BYTES > free:
         refuse(
-            "That is not enough. Nothing was fetched. Pick one: 1. free space; 2. set HEARTH_WEIGHTS_DIR to another "
+            "The disk is too small. Nothing was fetched. Pick one: 1. free space; 2. set HEARTH_WEIGHTS_DIR to another "
             "disk; 3. take the largest variant out of models.yaml.",
             code=1,
         )

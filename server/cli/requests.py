@@ -28,13 +28,13 @@ def requests(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the requests that were refused, or failed, lately. The server keeps the last 1,000, until it is restarted.
+    """Show the latest requests that were refused or failed. The server keeps the last 1,000, until it is restarted.
 
     `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours.
     """
     if not refused:
         refuse(
-            "Say --refused: no others are kept. logs/access.jsonl in the data directory has a line for each request."
+            "Give --refused: no others are kept. logs/access.jsonl in the data directory has a line for each request."
         )
     start = read_time("--since", since, past, datetime.now(UTC))
     folder = load_settings(data_dir=data_dir).data_dir

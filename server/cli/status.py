@@ -76,7 +76,7 @@ def _read(data_dir: Path) -> Status:
     if (found := ask(data_dir, _ANSWER_SECONDS)) is not None:
         return found
     if (pid := running_pid(data_dir)) is not None:
-        raise StatusError(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.")
+        raise StatusError(f"The server (process {pid}) is starting or ending. Try again in a few seconds.")
     raise no_server(data_dir)
 
 
@@ -214,7 +214,7 @@ def duration(seconds: float) -> str:
 
 
 def reload(*, data_dir: DataDir = None) -> None:
-    """Have the running server read its models.yaml, weights, voices and certificate again, and say what came of it.
+    """Have the running server read its models.yaml, weights, voices and certificate again, and print what changed.
 
     No answer is cut short. Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
     """
@@ -224,8 +224,8 @@ def reload(*, data_dir: DataDir = None) -> None:
     outcome = wait_for_outcome(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)
     if outcome is None:
         raise InstanceError(
-            f"The server (process {pid}) was asked, but does not say what came of it: it has ended, is still starting, "
-            "or is very busy. Its log tells when it reads models.yaml; then ask again."
+            f"The server (process {pid}) did not report the result: it has ended, is still starting, or is very busy. "
+            "Its log says when it reads models.yaml; then try again."
         )
     well = _show_outcome(outcome)
     if not _settled(settings.data_dir, {*outcome.models.added, *outcome.models.changed}) or not well:
@@ -236,7 +236,7 @@ def _show_outcome(outcome: Outcome) -> bool:
     """Say what the server has taken over; False if it refused some of it."""
     certificate = outcome.certificate
     if outcome.refused is not None:
-        typer.echo(f"The server (process {outcome.pid}) did not take models.yaml over: {outcome.refused}", err=True)
+        typer.echo(f"The server (process {outcome.pid}) did not apply models.yaml: {outcome.refused}", err=True)
         renewed = certificate is not None and certificate.renewed
         typer.echo("But the TLS certificate is renewed." if renewed else "Everything stays as it was.", err=True)
     else:

@@ -47,7 +47,7 @@ def voices(  # noqa: PLR0913 - one argument per option
     models: Models = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which voices there are, or have one speak. No server is needed."""
+    """List voices, or let one speak. No server is needed."""
     if context.invoked_subcommand is not None:
         return
     settings = load_settings(models=models, weights_dir=weights_dir)
@@ -69,7 +69,7 @@ def voices(  # noqa: PLR0913 - one argument per option
     remarks += [{"served_by": entry, "model": None, "voice": None, "message": broken[entry]} for entry in broken]
     shown: Table | str = f"There is no such voice. `{HEARTH} voices` without options shows all of them."
     if not entries:
-        shown = "No model of models.yaml speaks. docs/voices.md shows an entry that does."
+        shown = "models.yaml has no speech model. docs/voices.md says how to add one."
     elif data:
         rows = [[_WORDS.get(one[column], one[column]) for column in _COLUMNS] for one in data]
         shown = table([_SHORT.get(column, column) for column in _COLUMNS], rows)
@@ -98,13 +98,13 @@ def say(  # noqa: PLR0913 - one argument per option
     from engine.process.parent import WorkerDiedError
 
     if text.encode(errors="replace").decode() != text:
-        refuse("The text is no valid UTF-8. Is the terminal's encoding UTF-8?")
+        refuse("The text is not valid UTF-8. Is the terminal's encoding UTF-8?")
     player = None if output else _player()
     file = output or Path("said.wav")
     ending = file.suffix.removeprefix(".").lower()
     response_format = audio_format or next((known for known in get_args(AudioFormat) if known == ending), None)
     if response_format is None:
-        refuse(f"What kind of file {file.name!r} is cannot be told from its name. Say --format wav, for example.")
+        refuse(f"The name {file.name!r} does not say the format. Give one, like --format wav.")
     settings = load_settings(models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
     spec, found = _find(config, Voices(config, settings.weights_dir), voice)

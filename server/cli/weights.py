@@ -48,7 +48,7 @@ _MEANINGS = {
 
 Gpus = Annotated[str | None, typer.Option(help="Plan for this machine, like 2x24GiB or cpu. Default: this one.")]
 
-app = typer.Typer(no_args_is_help=True, help="Fetch models, verify them, carry them to a host without internet.")
+app = typer.Typer(no_args_is_help=True, help="Fetch models, verify them, move them to a host without internet.")
 
 
 @app.command("pull")
@@ -370,7 +370,7 @@ def _carry_all(folders: Mapping[str, Path], root: Path, *, as_json: bool) -> Non
             with _progress(name, size_bytes, quiet=as_json) as report:
                 _, copied = carry(source, root, name, report)
         except KeyboardInterrupt:
-            refuse("Stopped. The same command goes on.", code=130)
+            refuse("Stopped. The same command resumes.", code=130)
         rows.append({"folder": name, "size_bytes": size_bytes, "copied": copied})
         if not as_json:
             what = f"{size_text(size_bytes)} copied and verified" if copied else "was there already"

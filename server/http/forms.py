@@ -94,7 +94,7 @@ def parse_form(body: bytes, boundary: bytes) -> Form:
 
 
 def no_form() -> ApiError:
-    return ApiError(400, "invalid_value", "The body is no complete `multipart/form-data`. Send it again.")
+    return ApiError(400, "invalid_value", "The body is not a complete `multipart/form-data`. Send it again.")
 
 
 class _Parts:

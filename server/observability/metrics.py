@@ -114,12 +114,12 @@ class Metrics:
         self._first_tokens = histogram(
             "time_to_first_token_seconds", "From a request's head to the first token of its answer.", "model"
         )
-        self._waits = histogram("queue_wait_seconds", "How long answers have waited for their turn.", "model", "kind")
+        self._waits = histogram("queue_wait_seconds", "Time that answers waited in the queue.", "model", "kind")
         outcomes = "Answers asked of models, a batch's one by one: ok, error, aborted (the client left)."
         self._answers = counter("answers", outcomes, "model", "kind", "outcome")
         self._amounts = {name: counter(name, text, "model", "kind") for name, text in _AMOUNTS.items()}
         self.spans_made = counter("spans_made", "Spans of requests, for a trace.")
-        self.spans_sent = counter("spans_sent", "Those of them that the collector took. The others wait or are lost.")
+        self.spans_sent = counter("spans_sent", "Spans that the collector accepted. The others wait or are lost.")
 
     def finished(self, record: RequestRecord) -> None:
         model = self.known_model(record.model)
@@ -215,17 +215,17 @@ def server_gauges(
             states.add_metric([health.id, state], float(state == health.status))
             engines.add_metric([health.id, state], each.count(state))
         restarts.add_metric([health.id], health.restarts)
-    swaps = CounterMetricFamily("hearth_model_swaps", "Times a model made room for another.", value=engine.swaps)
-    running = GaugeMetricFamily("hearth_queue_running", "Answers, images or texts at work.", labels=["model"])
-    waiting = GaugeMetricFamily("hearth_queue_waiting", "Requests that wait for their turn.", labels=["model"])
+    swaps = CounterMetricFamily("hearth_model_swaps", "Evictions of a model for another.", value=engine.swaps)
+    running = GaugeMetricFamily("hearth_queue_running", "Answers, images or texts in progress.", labels=["model"])
+    waiting = GaugeMetricFamily("hearth_queue_waiting", "Requests in the queue.", labels=["model"])
     for load in engine.loads():
         running.add_metric([load.id], load.running)
         waiting.add_metric([load.id], load.waiting)
     requests = GaugeMetricFamily("hearth_requests_running", "HTTP requests being answered.", value=drain.running)
     draining = GaugeMetricFamily("hearth_draining", "1 while the server is ending.", value=float(drain.draining))
     up = GaugeMetricFamily("hearth_database_up", "0 while the key database fails.", value=float(not database.failing))
-    tier_running = GaugeMetricFamily("hearth_tier_running", "Answers at work.", labels=["tier"])
-    tier_waiting = GaugeMetricFamily("hearth_tier_waiting", "Answers that wait for their turn.", labels=["tier"])
+    tier_running = GaugeMetricFamily("hearth_tier_running", "Answers in progress.", labels=["tier"])
+    tier_waiting = GaugeMetricFamily("hearth_tier_waiting", "Answers in the queue.", labels=["tier"])
     for tier in {*engine.config.tiers, *by_tier}:
         for family, number in zip((tier_running, tier_waiting), by_tier.get(tier, (0, 0)), strict=True):
             family.add_metric([tier], number)
@@ -267,7 +267,7 @@ def machine_gauges(settings: Settings) -> list[Metric]:
     """Return what GPUs and disks have left. Blocks, some 50 ms."""
     labels = ["gpu", "name"]
     total = GaugeMetricFamily("hearth_gpu_memory_total_bytes", "Memory of a GPU.", labels=labels)
-    used = GaugeMetricFamily("hearth_gpu_memory_used_bytes", "What is taken of it, by anybody.", labels=labels)
+    used = GaugeMetricFamily("hearth_gpu_memory_used_bytes", "What is used of it, by all processes.", labels=labels)
     for gpu in read_hardware().gpus:
         total.add_metric([str(gpu.index), gpu.name], gpu.total_bytes)
         used.add_metric([str(gpu.index), gpu.name], gpu.total_bytes - gpu.free_bytes)

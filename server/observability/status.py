@@ -301,7 +301,7 @@ def _asked(data_dir: Path, seconds: float, what: Question, read: Callable[[bytes
         ) from error
     except (OSError, ValueError) as error:
         raise StatusError(
-            f"The server of {data_dir} says something else than expected. It is ending, or of another release: run "
+            f"The server of {data_dir} gave an unexpected answer. It is ending, or of another release: run "
             "the `hearth` that belongs to it, or restart it."
         ) from error
 

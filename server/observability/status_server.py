@@ -65,11 +65,11 @@ class Peers(Protocol):
 def degraded(app: FastAPI) -> str | None:
     """Say what a server cannot do that answers all the same; None: nothing of the kind. Open to everybody."""
     if app.state.database.failing is not None:
-        return "The key database fails: keys that were used lately go on working for a while, all others get 503."
+        return "The key database fails: recently used keys still work for a while, all others get 503."
     if app.state.database.unwritable is not None:
         return (
-            "The key database cannot be written, as when its disk is full: all keys go on working, changes of keys get "
-            "503, and usage waits in memory."
+            "The key database cannot be written, as when its disk is full: all keys still work, changes of keys get 503, "
+            "and usage waits in memory."
         )
     return None
 

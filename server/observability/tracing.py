@@ -182,7 +182,7 @@ class _Exporter(OTLPSpanExporter):
             self._metrics_of_server.spans_sent.inc(len(spans))
         if failing and not self._failing:
             _log.warning(
-                "Traces cannot be sent and are lost. Requests go on. Does the collector run, and take OTLP/HTTP?"
+                "Traces cannot be sent and are lost; requests go on. Does the collector run, and accept OTLP/HTTP?"
             )
         if self._failing and not failing:
             _log.warning("Traces are sent again.")

@@ -314,7 +314,7 @@ def _checked_copy(backup: Path, part: Path) -> tuple[str, int]:
         if problems != ["ok"]:
             raise _damaged(backup, problems[0])
         if not {VERSION_TABLE, "api_key"} <= {row[0] for row in copy.execute(_TABLES)}:
-            raise StoreError(f"{backup} is no database of Hearth: it has no keys. Nothing was changed.")
+            raise StoreError(f"{backup} is not a database of Hearth: it has no keys. Nothing was changed.")
         (version,) = copy.execute(_VERSION).fetchone()
         (keys,) = copy.execute("SELECT count(*) FROM api_key").fetchone()
     if not is_known(version):

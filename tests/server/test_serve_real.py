@@ -97,7 +97,7 @@ def test_nothing_is_fetched_where_nobody_can_be_asked(hub: HubServer, tmp_path: 
         ("gated", "is gated"),
         ("gone", "or this machine may not see it"),
         ("no hub", "cannot be reached"),
-        ("full disk", "That is not enough. Nothing was fetched."),
+        ("full disk", "The disk is too small. Nothing was fetched."),
     ],
 )
 def test_what_cannot_be_fetched_is_said_and_nothing_half_fetched_is_served(

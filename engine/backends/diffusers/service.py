@@ -126,7 +126,7 @@ class ImageService(Service):
             self._fail(
                 group,
                 "The device ran out of memory while making this image. Try again; if it happens again, ask the "
-                "operator of this server to lower max_batch or render_size of the model.",
+                "administrator to lower max_batch or render_size of the model.",
             )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -94,7 +94,7 @@ def phonemes(text: str, code: str) -> str:
     """Return what Kokoro reads for a text, in the language that the first letter of a voice stands for."""
     language = _LANGUAGES.get(code)
     if language is None:
-        raise LoadError("Kokoro's Japanese and Chinese voices need rules of reading that Hearth does not have.")
+        raise LoadError("Kokoro's Japanese and Chinese voices need reading rules that Hearth lacks.")
     speech = library()
     speech.choose_language(language)
     # Marks are part of what it has learned, and eSpeak NG drops them.

@@ -121,12 +121,12 @@ class VllmEngine(Backend, Generic[SpecT]):
             async with asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
                 await self._engine.sleep(level=1)
         except Exception:  # noqa: BLE001  # any error of vLLM: the engine is ended instead
-            _log.exception("%s did not fall asleep; it is ended and will be loaded again", name)
+            _log.exception("%s did not fall asleep; it is stopped and will be loaded again", name)
             return False
         after = await _free_bytes(sleep.gpus)
         freed = min((after[gpu] - before[gpu] for gpu in sleep.gpus if gpu in after and gpu in before), default=0)
         if freed < _LEAST_FREED * sleep.frees_bytes:
-            _log.warning("%s fell asleep and freed %d bytes of %d; it is ended instead", name, freed, sleep.frees_bytes)
+            _log.warning("%s freed only %d of %d bytes asleep; it is stopped instead", name, freed, sleep.frees_bytes)
             return False
         return True
 
@@ -393,7 +393,7 @@ class EngineWatch:
         return found
 
     def _on_hang(self, how: str) -> None:
-        _log.error("%s: its engine process hangs and is killed: %s.", self._model, how)
+        _log.error("%s: its engine process does not respond and is killed: %s.", self._model, how)
         self.kill()
         self._exited()  # not left to the kernel: a process whose driver hangs does not even die of a kill
 

@@ -320,7 +320,7 @@ class Serving:
         adapter = self.adapters.get(request.adapter)
         if adapter is None:
             raise UnavailableError(
-                "This model could not be put on its base. Ask your administrator: the server's log says why.",
+                "This adapter could not be loaded on its base. Ask your administrator: the server's log says why.",
                 retry_after_seconds=None,
             )
         return adapter

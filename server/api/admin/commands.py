@@ -61,7 +61,7 @@ class Commands:
     async def ask(self, *words: str) -> Response:
         """Return the JSON that a command prints. Raises `ApiError`."""
         if self.turn.locked():
-            raise overloaded("Another command of the administrators runs. Try again in a few seconds.")
+            raise overloaded("Another administrator's command is running. Try again in a few seconds.")
         async with self.turn:
             process = await self.start(*words, "--json")
             try:

@@ -23,7 +23,7 @@ async def read_usage(query: Annotated[UsageQuery, Query()], request: Request) ->
     owner = query.key
     if "admin" not in key.scopes:
         if owner not in {None, key.public_id}:
-            sentence = "Only keys with the scope `admin` may read what others use. Leave out `key` for your own usage."
+            sentence = "Only keys with the scope `admin` may read the usage of others. Leave `key` out for your own."
             raise ApiError(403, "insufficient_permissions", sentence, param="key")
         owner = key.public_id
     await book.flush()  # what was used a moment ago belongs to it

@@ -52,7 +52,7 @@ class TranslationBody(ModelBody):
     @model_validator(mode="after")
     def _can_be_streamed(self) -> TranslationBody:
         if self.stream and self.response_format not in {None, "json", "text"}:
-            raise FieldError("stream", "needs `response_format` `json` or `text`: the others are made as a whole")
+            raise FieldError("stream", "needs `response_format` `json` or `text`: the others cannot be streamed")
         return self
 
 
@@ -115,7 +115,7 @@ async def _answered(caller: Caller, folder: Folder, kind: type[TranslationBody])
 def _checked(kind: type[TranslationBody], upload: Upload) -> TranslationBody:
     for name in _GRANULARITIES:
         if "word" in upload.fields.get(name, ()):
-            sentence = "Times of words are not made, only of segments. Leave `timestamp_granularities` out."
+            sentence = "There are times of segments, not of words. Leave `timestamp_granularities` out."
             raise ApiError(400, "invalid_value", sentence, param="timestamp_granularities")
     return checked_form(kind, upload.last)
 

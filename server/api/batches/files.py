@@ -103,7 +103,7 @@ async def _content(folder: Folder, id_: str) -> AsyncIterator[bytes]:
 
 
 def _storage_failed() -> ApiError:
-    return overloaded("The place where files are kept does not answer. Try again in a moment.", 10)
+    return overloaded("The storage for files does not answer. Try again in a moment.", 10)
 
 
 def _kept_seconds(fields: dict[str, str], days: float) -> int:
@@ -149,7 +149,7 @@ async def read_file(file_id: str, caller: BatchCaller, store: TheStore, folder: 
     """Give what is in a file."""
     row = await _found(file_id, caller, store)
     if row.place != folder.place:
-        raise overloaded("This file lies on another machine of this service. Ask that one.", 60)
+        raise overloaded("This file is on another server. Send the request there.", 60)
     return StreamedResponse(
         _content(folder, row.id), drain=caller.drain, media_type="application/octet-stream", failure=None
     )

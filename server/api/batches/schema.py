@@ -16,7 +16,7 @@ _WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
 _HOURS = {"h": 1, "d": 24}
 _LONGEST_WINDOW_HOURS = 7 * 24
 
-Id = Annotated[str, BeforeValidator(refused("is no id of ours", lambda value: not is_id(str(value))))]
+Id = Annotated[str, BeforeValidator(refused("is not an id of this server", lambda value: not is_id(str(value))))]
 
 
 def window_seconds(window: str) -> int:

@@ -75,7 +75,7 @@ class CompletionBody(SampledBody):
         if self.prompt_logprobs is not None and self.stream:
             raise FieldError("prompt_logprobs", "cannot be streamed: leave `stream` out")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise FieldError("best_of", "must be the same as `n`: answers are not made to be thrown away")
+            raise FieldError("best_of", "must be the same as `n`: no more answers are generated than returned")
         if len(self.prompt) * (self.n or 1) > _MAX_ANSWERS:
             raise FieldError("n", f"times the number of prompts must be at most {_MAX_ANSWERS}")
         return self

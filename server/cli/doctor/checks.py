@@ -61,7 +61,7 @@ def settings(case: Case) -> Iterator[Finding]:
     for option, (ours, theirs) in both.items():
         if str(ours.absolute()) != theirs:
             yield warning(
-                f"the running server uses {theirs}, and {ours} is looked at here",
+                f"the running server uses {theirs}, and this command checked {ours}",
                 f"run this with the server's settings, or with {option} {theirs}",
             )
 
@@ -96,22 +96,22 @@ def rights(case: Case) -> Iterator[Finding]:
     """Whether only the server's user may read what is secret and change what is served."""
     folder = case.settings.data_dir
     if not folder.is_dir():
-        yield ok(f"{folder} is made, for its user alone, at the first start")
+        yield ok(f"{folder} is created at the first start, readable by its user only")
         return
     wrong = list(_open_to_others(with_running_tls(case)))
     owner, me = _user(folder.stat().st_uid), _user(os.geteuid())
     if owner != me:
         remedy = f"run this as the server's user: sudo -u {owner} {HEARTH} doctor"
         wrong.append(warning(f"{folder} belongs to {owner}, and you are {me}", remedy))
-    yield from wrong or [ok(f"{folder} and the keys in it are for {owner} alone")]
+    yield from wrong or [ok(f"only {owner} can read {folder} and its keys")]
 
 
 def _open_to_others(given: Settings) -> Iterator[Finding]:
     secrets = [*(given.data_dir / name for name in _SECRETS), *([given.tls_key] if given.tls_key else [])]
     for path, forbidden, meaning, command in (
         (given.data_dir, 0o077, "readable by other users", "chmod 700"),
-        *((file, 0o007, "everybody may read it", "chmod 600") for file in secrets),
-        (given.models, 0o002, "everybody may change what is served", "chmod o-w"),
+        *((file, 0o007, "other users can read it", "chmod 600") for file in secrets),
+        (given.models, 0o002, "other users can change what is served", "chmod o-w"),
     ):
         with contextlib.suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -134,7 +134,7 @@ def database(case: Case) -> Iterator[Finding]:
         yield skipped("HEARTH_DATABASE_URL is set: the self-test uses that database")
         return
     if not file.exists():
-        yield ok(f"{file} is made at the first start, or by: {keys_command(given, 'create')}")
+        yield ok(f"{file} is created at the first start, or by: {keys_command(given, 'create')}")
         return
     try:
         version = prepare(file, busy_timeout_seconds=5)
@@ -245,7 +245,7 @@ def _end_of(cert: Path, server_context: ssl.SSLContext, name: str | None = None)
 def weights(case: Case) -> Iterator[Finding]:
     """Look at what every model is served with, then at the folders."""
     if case.config is None:
-        yield skipped("what models are served with is not known: models.yaml cannot be read")
+        yield skipped("weights are not checked: models.yaml cannot be read")
     else:
         for spec in case.config.models.values():
             if not isinstance(spec, SpeechModelSpec):
@@ -272,7 +272,7 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec | AuxiliaryModelSpec
             _check_own(spec, own)
         except EngineError as error:
             return problem(f"{spec.id}: {error.message}")
-        return ok(f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")
+        return ok(f"{spec.id}: the files of your folder {spec.weights} have the right sizes")
     placed = case.plan.of(spec.id) if isinstance(case.plan, Plan) else None
     variant = None if placed is None else placed.variant
     if variant is not None and is_complete(case.settings.weights_dir / variant.id):
@@ -281,7 +281,7 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec | AuxiliaryModelSpec
         fetched = variant is not None and variant.repository is not None
         remedy = f"{HEARTH} weights pull {spec.id}" if fetched else f"put a model into {own}"
         demo = "vision" if "vision" in spec.capabilities else DEMO_OF_TASK[spec.task]
-        remedy += f"; or give it its demo back, `demo: {demo}` in models.yaml"
+        remedy += f"; or set `demo: {demo}` in models.yaml"
         return problem(f"{spec.id}: no weights are here, and no demo is named", remedy)
     if variant is None or variant.repository is None:
         return ok(f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)")
@@ -350,11 +350,11 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
     for one in found:
         again = f"{HEARTH} weights pull {one.folder} --again"
         if one.state == "damaged":
-            yield problem(f"{one.folder} is not whole: files are missing or have another size", again)
+            yield problem(f"{one.folder} is incomplete: files are missing or have another size", again)
         elif one.state == "partial":
             yield warning(
                 f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
-                f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the room",
+                f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the space",
             )
         elif one.state == "complete" and full:
             if wrong := verified(weights_dir / one.folder, one.folder, quiet=True):
@@ -428,7 +428,7 @@ def memory(case: Case) -> Iterator[Finding]:
     """What the models need against what there is."""
     found, hardware = case.plan, case.hardware
     if found is None:
-        yield skipped("what models take is not planned, since models.yaml cannot be read")
+        yield skipped("memory is not planned: models.yaml cannot be read")
     elif isinstance(found, Refusal):
         yield problem(found.message, found.change)
     else:
@@ -486,9 +486,9 @@ def clock(case: Case) -> Iterator[Finding]:
     if now < installed - timedelta(days=1):
         before = f"it is {now:%Y-%m-%d %H:%M:%S} UTC, before Hearth was installed ({installed:%Y-%m-%d})"
         remedy = "set the clock: timedatectl set-ntp true"
-        yield problem(f"{before}; keys, limits, links and certificates go by it", remedy)
+        yield problem(f"{before}; keys, limits, links and certificates depend on it", remedy)
     else:
-        yield ok(f"it is {now:%Y-%m-%d %H:%M:%S} UTC; later than the installation. No other clock was asked")
+        yield ok(f"it is {now:%Y-%m-%d %H:%M:%S} UTC, after the installation; not compared with another clock")
 
 
 def _driver(case: Case) -> str:

@@ -43,7 +43,7 @@ def doctor(  # noqa: PLR0913 - one argument per option
     models: Models = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find problems and say how to solve them. Exit code 1: there is a problem."""
+    """Find problems and suggest fixes. Exit code 1: there is a problem."""
     folders = {"data_dir": data_dir, "weights_dir": weights_dir, "models": models}
     if watch and bundle is not None:
         refuse("--watch does not end, --bundle does: give one of the two.")

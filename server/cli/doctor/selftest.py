@@ -187,7 +187,7 @@ def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterato
     for state in running.models:
         model = listed.get(state.id)
         if model is None:
-            yield skipped(f"{state.id}: the widest tier does not have it")
+            yield skipped(f"{state.id}: the tier with the most models does not list it")
         elif state.status == "failed":
             yield problem(f"{state.id} has failed: {state.reason}", f"{HEARTH} reload tries again")
         elif state.status == "ready" or (unloaded and state.status in AWAITS_TURN):
@@ -196,7 +196,7 @@ def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterato
         elif state.status == "loading":
             yield skipped(f"{state.id}: it is loading ({state.phase})")
         else:
-            yield skipped(f"{state.id}: it awaits its turn", "--unloaded has it loaded, in another one's place")
+            yield skipped(f"{state.id}: it is waiting for its turn", "--unloaded loads it and evicts another one")
 
 
 def _voices(client: httpx2.Client, model: dict[str, Any]) -> list[str]:

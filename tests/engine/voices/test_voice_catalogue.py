@@ -199,7 +199,7 @@ def test_a_model_of_another_family_and_a_model_outside_a_folder_are_named(tmp_pa
     put(tmp_path, ".cache/x", "")
     put(tmp_path, "notes.txt", "")
     other, outside = sorted(warning.message for warning in read(tmp_path).warnings)[::-1]
-    assert "parler is hidden: it is no TTS model that is known here (kokoro: " in other
+    assert "parler is hidden: it is not a TTS model that Hearth knows (kokoro: " in other
     assert "config.json is left out: each model is in a folder of its own" in outside
 
 

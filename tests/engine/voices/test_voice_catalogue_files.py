@@ -176,6 +176,6 @@ def test_two_voices_of_one_id_in_one_model_are_no_error(root: Path):
 
 def test_an_empty_folder_and_a_root_that_is_a_file_are_named(root: Path, tmp_path: Path):
     (root / "empty").mkdir()
-    assert "empty is hidden: it is no TTS model that is known here" in complaint_of(root)
+    assert "empty is hidden: it is not a TTS model that Hearth knows" in complaint_of(root)
     catalogue = read_catalogue(put(tmp_path, "file", ONNX))
     assert "file cannot be read" in only_warning(catalogue)

@@ -137,7 +137,7 @@ def test_the_second_of_two_files_is_checked_as_well(folder: Path):
 def test_an_index_that_leads_to_pickles_is_refused(folder: Path):
     index = {"weight_map": {"a": "evil.bin"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(LoadError, match="leads to files that are no safetensors"):
+    with pytest.raises(LoadError, match="names files that are not safetensors"):
         check_folder(folder)
 
 

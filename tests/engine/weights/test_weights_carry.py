@@ -37,7 +37,7 @@ def copy(source: Path, root: Path, name: str = NAME) -> tuple[Manifest, bool]:
         ("flip", "model-00001-of-00002.safetensors is damaged"),
         ("cut", "model-00001-of-00002.safetensors has 1000 bytes instead of"),
         ("remove", "model-00001-of-00002.safetensors is missing"),
-        ("link", "model-00001-of-00002.safetensors is no plain file"),
+        ("link", "model-00001-of-00002.safetensors is not a regular file"),
         ("add", "extra.safetensors does not belong to the model"),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_folder_is_carried_there_and_back(tmp_path: Path):
     assert verify(tmp_path / "there" / "voices" / "other-name") == []
     assert copy(here, tmp_path / "usb")[1] is False
     (tmp_path / "usb" / NAME / "config.json").unlink()
-    with pytest.raises(WeightsError, match="is there already and is not the same"):
+    with pytest.raises(WeightsError, match="exists already and is different"):
         copy(here, tmp_path / "usb")
 
 
@@ -158,7 +158,7 @@ def test_links_and_pipes_in_a_carried_folder_are_never_followed(tmp_path: Path):
             (folder / name).write_bytes(model_files()[name])
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    with pytest.raises(WeightsError, match="is no plain file"):
+    with pytest.raises(WeightsError, match="is not a regular file"):
         copy(folder, tmp_path / "there")
     assert not (tmp_path / "there" / NAME).exists()
 

@@ -157,5 +157,5 @@ def test_weights_that_are_whole_but_no_safetensors_never_get_a_folder(hub: HubSe
 def test_an_index_that_leads_out_is_refused(hub: HubServer, tmp_path: Path):
     index = json.dumps({"weight_map": {"a": "../evil.safetensors"}}).encode()
     hub.repositories[REPOSITORY].files["model.safetensors.index.json"] = index
-    with pytest.raises(LoadError, match="leads to files"):
+    with pytest.raises(LoadError, match="names files"):
         pull(tmp_path, wanted(hub))

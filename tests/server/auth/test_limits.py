@@ -262,7 +262,7 @@ async def test_a_wrong_file_changes_nothing_and_is_reported(
             # Whatever file the command's own settings name, it is the server's that counts
             told = await asyncio.to_thread(hearth, chat_server.data_dir, tmp_path / "right.yaml", "reload")
             refused = await admin.post("/v1/admin/reload")
-            chat_server.wait_for_line(r"models\.yaml was not taken over: .*2 problems")
+            chat_server.wait_for_line(r"models\.yaml was not applied: .*2 problems")
         finally:
             write(models_file, LIMITED_CHAT)
         assert told.returncode == 1

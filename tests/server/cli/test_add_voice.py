@@ -134,7 +134,7 @@ def test_an_mms_voice_takes_its_place_once_its_licence_is_accepted(desk: Desk):
     assert not desk.hub.paths
     assert not desk.weights.exists()
     told = desk.run(*ADD_MMS, "--id", "berhane", "--name", "Almaz", answer="y\n")
-    assert "Almaz is there as berhane. Licence: CC-BY-NC-4.0." in told
+    assert "Almaz is installed as berhane. Licence: CC-BY-NC-4.0." in told
     berhane = desk.voices()["berhane"]
     assert (berhane["name"], berhane["model"], berhane["quality"]) == ("Almaz", "mms-ti", "neural")
     assert berhane["available"]
@@ -182,7 +182,7 @@ def test_a_cut_fetch_goes_on_wrong_bytes_are_refused_and_the_voice_travels(
 @pytest.mark.rounds
 def test_kokoro_speaks_what_was_converted(desk: Desk):
     told = desk.run("add", "kokoro")
-    assert "2 voices are there: kokoro-af-heart, kokoro-bm-george. Licence: apache-2.0." in told
+    assert "2 voices are installed: kokoro-af-heart, kokoro-bm-george. Licence: apache-2.0." in told
     heart, george = (desk.voices()[f"kokoro-{name}"] for name in ("af-heart", "bm-george"))
     assert (heart["gender"], heart["language"], heart["family"], heart["available"]) == ("female", "en", "kokoro", True)
     assert (george["gender"], george["name"]) == ("male", "George")
@@ -194,7 +194,7 @@ def test_omnivoice_is_ten_voices_once_its_licence_is_accepted(desk: Desk):
     assert "CC-BY-NC-4.0: no commercial use" in desk.run("add", "omnivoice", code=1, answer="n\n")
     assert not desk.hub.paths
     told = desk.run("add", "omnivoice", answer="y\n")
-    assert "10 voices are there: omnivoice-am-female, omnivoice-am-male, omnivoice-so-female" in told
+    assert "10 voices are installed: omnivoice-am-female, omnivoice-am-male, omnivoice-so-female" in told
     assert "Licence: CC-BY-NC-4.0" in told
     voices = {name: voice for name, voice in desk.voices().items() if voice["family"] == "omnivoice"}
     assert {(voice["language"], voice["gender"]) for voice in voices.values()} == {
@@ -246,9 +246,9 @@ def test_a_full_disk_is_said_before_anything_large_is_fetched(desk: Desk, argume
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("piper:../../x", "--gender", "male"), "is no source of voices"),
+        (("piper:../../x", "--gender", "male"), "is not a source of voices"),
         (("mms:ti", "--gender", "male", "--id", "No Good"), "--id has 1 to 64"),
-        (("mms:ti",), "Say --gender female or --gender male"),
+        (("mms:ti",), "Give --gender female or --gender male"),
         (("kokoro", "--gender", "female"), "have names of their own"),
         (("omnivoice", "--gender", "female"), "have names of their own"),
     ],

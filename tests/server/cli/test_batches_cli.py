@@ -55,4 +55,4 @@ def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: P
     assert "names no `url`" in hearth(server, key, "run", file).stderr
     failed = hearth(server, key, "run", file, "--endpoint", "/v1/chat/completions")
     assert failed.returncode == 1
-    assert "line 1: This line is no JSON object" in failed.stderr
+    assert "line 1: This line is not a JSON object" in failed.stderr

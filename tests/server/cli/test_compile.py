@@ -140,7 +140,7 @@ def test_without_a_compiler_the_command_says_what_to_install(folder: Path, tmp_p
 def test_a_model_that_does_not_chat_is_not_compiled(folder: Path, tmp_path: Path) -> None:
     done = hearth_compile(folder, tmp_path, "service-image")
     assert done.returncode == 2  # as for any wrong argument
-    assert "There are: service-plus." in done.stderr
+    assert "It has: service-plus." in done.stderr
 
 
 def test_a_model_with_adapters_is_not_compiled(tmp_path: Path) -> None:

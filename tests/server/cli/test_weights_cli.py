@@ -300,7 +300,7 @@ def test_ctrl_c_ends_a_pull_and_keeps_what_came(hub: HubServer, shelf: Shelf):
         (["verify", "nothing"], "There is no nothing in"),
         (["remove", "nothing"], "There is no nothing in"),
         (["export", "--to", "/nonexistent"], "was fetched whole"),
-        (["import", "/nonexistent"], "is not there, or is no folder"),
+        (["import", "/nonexistent"], "does not exist, or is not a folder"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(arguments: list[str], told: str, shelf: Shelf):

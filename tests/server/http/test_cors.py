@@ -125,5 +125,5 @@ def test_proxies_are_addresses_or_networks(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("written", ["*", "0.0.0.0/0", "::/0", "proxy.example.org", "10.0.0.1/8"])
 def test_no_setting_believes_everybody(written: str):
-    with pytest.raises(SettingsError, match=r"HEARTH_TRUSTED_PROXIES: `.*` is no address of a proxy"):
+    with pytest.raises(SettingsError, match=r"HEARTH_TRUSTED_PROXIES: `.*` is not the address of a proxy"):
         load_settings(trusted_proxies=written)

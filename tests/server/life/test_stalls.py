@@ -102,7 +102,7 @@ async def until_back(server: Server, model: str, restarts: int) -> None:
 
 
 async def test_an_engine_that_was_stopped_while_it_loaded_was_started_anew(guarded: Server, admin: httpx2.AsyncClient):
-    assert f"{CHAT_MODEL}: its engine process hangs and is killed: while it loads" in guarded.log()
+    assert f"{CHAT_MODEL}: its engine process does not respond and is killed: while it loads" in guarded.log()
     assert state(guarded, CHAT_MODEL)["restarts"] == 0
     assert (await admin.post(CHAT, json=LONG | {"max_tokens": 8})).status_code == 200
 

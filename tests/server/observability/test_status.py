@@ -199,7 +199,7 @@ def test_without_a_server_the_exit_code_is_1_and_while_one_starts_2(tmp_path: Pa
     with only_one(tmp_path):
         starting = CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path)])
     assert starting.exit_code == 2
-    assert "is just starting or ending" in starting.stderr
+    assert "is starting or ending" in starting.stderr
 
 
 @pytest.mark.parametrize(("last", "code"), [("ready", 0), ("failed", 1), ("loading", 1)])

@@ -99,8 +99,8 @@ def test_while_a_server_runs_it_is_refused(backup: Path, tmp_path: Path):
         (lambda file: file.unlink(), "There is no file"),
         (lambda file: file.write_bytes(b"garbage" * 999), "is damaged, or no SQLite database"),
         (lambda file: file.write_bytes(file.read_bytes()[:12288]), "is damaged, or no SQLite database"),
-        (lambda file: file.write_bytes(b""), "is no database of Hearth"),
-        (lambda file: sql(file, "DROP TABLE api_key"), "is no database of Hearth"),
+        (lambda file: file.write_bytes(b""), "is not a database of Hearth"),
+        (lambda file: sql(file, "DROP TABLE api_key"), "is not a database of Hearth"),
         (lambda file: sql(file, "UPDATE hearth_schema SET version_num = '9999'"), "Restore it with the release"),
     ],
 )

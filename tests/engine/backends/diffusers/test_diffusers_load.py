@@ -91,7 +91,7 @@ def test_of_every_pipeline_that_is_loaded_something_is_known():
     ("damage", "complaint"),
     [
         (remove("model_index.json"), "has no model_index.json"),
-        (write("model_index.json", b"[]"), "model_index.json is no JSON object"),
+        (write("model_index.json", b"[]"), "model_index.json is not a JSON object"),
         (index(_class_name="DiffusionPipeline"), "names the pipeline DiffusionPipeline, which is not supported"),
         (index(_class_name=["evil", "Pipeline"]), "which is not "),
         (index(vae=["evil", "AutoencoderKL"]), "takes the component vae from .*evil"),
@@ -112,8 +112,8 @@ def test_of_every_pipeline_that_is_loaded_something_is_known():
         (rename_weights(".ckpt"), "pickle formats can run code"),
         (cut_weights, "transformer/diffusion_pytorch_model.safetensors is cut off or damaged"),
         (name_missing_shard, "text_encoder/model-00002-of-00002.safetensors is missing"),
-        (name_shard_outside, "leads to files that are no safetensors"),
-        (name_pickled_shard, "leads to files that are no safetensors"),
+        (name_shard_outside, "names files that are not safetensors"),
+        (name_pickled_shard, "names files that are not safetensors"),
         (link_scheduler_outside, "scheduler is a link"),
     ],
 )

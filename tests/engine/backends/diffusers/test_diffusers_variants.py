@@ -65,7 +65,7 @@ def test_an_index_of_a_variant_leads_to_safetensors_only(fp16: Path, tmp_path: P
     folder = shutil.copytree(fp16, tmp_path / "evil")
     [index] = (folder / "unet").glob("*.safetensors.index.fp16.json")
     index.write_text(json.dumps({"weight_map": {"a": "evil.bin"}}))
-    with pytest.raises(LoadError, match="leads to files that are no safetensors"):
+    with pytest.raises(LoadError, match="names files that are not safetensors"):
         check_pipeline_folder(folder)
     index.write_text(json.dumps({"weight_map": {"a": "model.fp16-00009-of-00009.safetensors"}}))
     with pytest.raises(LoadError, match="safetensors is missing"):
