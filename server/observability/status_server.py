@@ -68,7 +68,7 @@ def degraded(app: FastAPI) -> str | None:
         return "The key database fails: recently used keys still work for a while, all others get 503."
     if app.state.database.unwritable is not None:
         return (
-            "The key database cannot be written, as when its disk is full: all keys still work, changes of keys get 503, "
+            "The key database cannot be written, as when its disk is full: keys still work, changes of keys get 503, "
             "and usage waits in memory."
         )
     return None
