@@ -94,7 +94,7 @@ def test_a_directory_without_models_is_refused(tmp_path: Path):
     (tmp_path / "some" / "thing").mkdir(parents=True)
     with pytest.raises(WeightsError, match="has no model"):
         found_below(tmp_path)
-    with pytest.raises(WeightsError, match="is not there"):
+    with pytest.raises(WeightsError, match="does not exist"):
         found_below(tmp_path / "nothing")
 
 

@@ -114,7 +114,7 @@ def test_origins_are_taken_as_browsers_write_them(
     "written", ["null", "chat.example.org", "https://chat.example.org/app", "https://*.example.org"]
 )
 def test_what_is_no_origin_is_named(written: str):
-    with pytest.raises(SettingsError, match=r"HEARTH_CORS_ORIGINS: `.*` is no origin"):
+    with pytest.raises(SettingsError, match=r"HEARTH_CORS_ORIGINS: `.*` is not an origin"):
         load_settings(cors_origins=written)
 
 
