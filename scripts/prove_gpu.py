@@ -47,6 +47,7 @@ from engine.placement.types import Placed, Plan
 ROOT = Path(__file__).parents[1]
 _RESTART_SECONDS = 300.0
 _LOAD_SECONDS = 1200.0
+_ATTEMPTS = 4
 _ANSWER_TOKENS = 128
 _EDGES = (64, 4096)  # of pictures; the second is more than any model is given at once
 _OVER = 1.05  # of planned memory, that a model may use before its step fails
@@ -334,6 +335,11 @@ def _of(listed: Any, name: str) -> Any:
 
 
 async def _get(server: Server, path: str) -> Any:
+    """Ask again where nothing came within ten seconds: a busy machine is no fault of the step."""
+    for _ in range(_ATTEMPTS - 1):
+        if (answer := await asyncio.to_thread(server.ask, path))[0]:
+            return _answer(path, answer)
+        await server.pause(1.0)
     return _answer(path, await asyncio.to_thread(server.ask, path))
 
 
