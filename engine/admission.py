@@ -62,8 +62,8 @@ class Room:
     `kept_for_newcomers` only by keys that have nothing running. `waiting`: interactive requests that may wait;
     batches bound themselves. `kv_room`: what running conversations may take together, in blocks of the KV cache if
     there are `kv_groups`, all of which take from the same ones, else in tokens; None where it is not known.
-    `beside_interactive`: of an admission before rendering; so many sequences start while interactive requests run in
-    the model, and `quiet_seconds` longer, because each running sequence makes every step longer for all.
+    `beside_interactive`: of an admission before rendering; so many sequences run while interactive requests run in the
+    model, and some time longer, because each running sequence makes every step longer for all.
     """
 
     sequences: int
@@ -74,9 +74,10 @@ class Room:
     kv_groups: tuple[KvGroup, ...] = ()
     fair: bool = True
     beside_interactive: int | None = None
-    # After the last interactive request the next one is still to be expected: agents ask again at once. Longer than
-    # that, and one person who asks now and then would halve a night's batches.
+    # After the last interactive request the next one is still to be expected: agents ask again at once. Not for long
+    # where a batch's client waits too; what has until tomorrow also waits for a person who reads and asks again.
     quiet_seconds: float = 0.25
+    background_quiet_seconds: float = 5.0
 
     def taken(self, tokens: int, sequences: int) -> int:
         """Return what so many sequences take that have so many tokens together, in units of `kv_room`."""
@@ -124,7 +125,7 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._interactive = 0
-        self._quiet: asyncio.TimerHandle | None = None
+        self._unquiet: dict[Urgency, asyncio.TimerHandle] = {}  # for whom there was an interactive request just now
         self._paused = False
         self._mean_answer_tokens = _FEWEST_EXPECTED_TOKENS
         self._mean_seconds = 5.0  # of a place, for each request
@@ -170,15 +171,18 @@ class Admission:
     def begin_interactive(self) -> None:
         """Keep all but `beside_interactive` sequences from starting until `end_interactive`, once for each request."""
         self._interactive += 1
-        if self._quiet is not None:
-            self._quiet.cancel()
-            self._quiet = None
+        while self._unquiet:
+            self._unquiet.popitem()[1].cancel()
 
     def end_interactive(self) -> None:
         """Go on so a little longer, if this was the last."""
         self._interactive -= 1
         if not self._interactive:
-            self._quiet = asyncio.get_running_loop().call_later(self._room.quiet_seconds, self._be_quiet)
+            later, room = asyncio.get_running_loop().call_later, self._room
+            self._unquiet = {
+                Urgency.BATCH: later(room.quiet_seconds, self._be_quiet, Urgency.BATCH),
+                Urgency.BACKGROUND: later(room.background_quiet_seconds, self._be_quiet, Urgency.BACKGROUND),
+            }
 
     def close(self) -> None:
         """Its engine has died: refuse all that wait or arrive later."""
@@ -296,8 +300,8 @@ class Admission:
         self._paused = False
         self._dispatch()
 
-    def _be_quiet(self) -> None:
-        self._quiet = None
+    def _be_quiet(self, urgency: Urgency) -> None:
+        del self._unquiet[urgency]
         self._dispatch()
 
     def _next(self) -> Claim | None:
@@ -321,7 +325,7 @@ class Admission:
 
     def _has_place(self, claim: Claim) -> bool:
         room, standing, most = self._room, self._standing(claim), self._room.sequences
-        if room.beside_interactive is not None and (self._interactive or self._quiet is not None):
+        if room.beside_interactive is not None and (self._interactive or claim.urgency in self._unquiet):
             most = room.beside_interactive
         kept = 0 if standing == _Standing.NEWCOMER else room.kept_for_newcomers
         if standing == _Standing.BATCH:

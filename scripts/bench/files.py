@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from bench.servers import Server, say
 
 FILE, REQUESTS, BUSY, IDLE = "file", "requests", "busy", "idle"
 _ITEMS = 256  # of a batch request
-_EVERY_SECONDS = 0.1
+_JITTER = 0.2
 _INTERACTIVE_TOKENS = 16
 _REST_SECONDS = 2.0
 _POLL_SECONDS = 0.2
@@ -31,6 +31,10 @@ class Files(report.Benchmark):
     lines: Annotated[int, typer.Option(min=1, max=50_000, help="Lines of the file.")] = 1024
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=0.1, help="How long interactive requests are sent in a run.")] = 20.0
+    every_seconds: Annotated[
+        Sequence[float],
+        typer.Option("--every", parser=report.numbers, metavar="LIST", help="Seconds from one to the next."),
+    ] = (0.1, 0.7)
     max_tokens: report.MaxTokens = 64
     method = "file: from its batch's creation to its end; requests: of 256 items, back to back; interactive: open loop"
 
@@ -41,11 +45,17 @@ class Files(report.Benchmark):
             targets = {FILE: FILE, REQUESTS: REQUESTS}
             joined = await report.in_turns(f"{self.lines} lines", targets, answer, self.repeats, "lines_per_second")
             say("Measuring interactive requests:")
-            ask = partial(self._interactive, server)
-            beside = await report.in_turns(
-                "interactive", {BUSY: BUSY, IDLE: IDLE}, ask, self.repeats, "time_to_first_token_p95_ms"
-            )
-        whole.tables = [("A file and batch requests", [joined]), ("Interactive requests beside a file batch", [beside])]
+            beside = [
+                await report.in_turns(
+                    f"one each {seconds} s",
+                    {BUSY: BUSY, IDLE: IDLE},
+                    partial(self._interactive, server, seconds),
+                    self.repeats,
+                    "time_to_first_token_p95_ms",
+                )
+                for seconds in self.every_seconds
+            ]
+        whole.tables = [("A file and batch requests", [joined]), ("Interactive requests beside a file batch", beside)]
         return whole
 
     async def _answer(self, server: Server, kind: str, repeat: int) -> report.Figures:
@@ -68,9 +78,9 @@ class Files(report.Benchmark):
             seconds = result.wall_seconds
         return {"wall_seconds": seconds, "lines_per_second": self.lines / seconds}
 
-    async def _interactive(self, server: Server, kind: str, repeat: int) -> report.Figures:
+    async def _interactive(self, server: Server, every_seconds: float, kind: str, repeat: int) -> report.Figures:
         bodies = [chat_body(server.model, _INTERACTIVE_TOKENS, text="What is the time?")]
-        job = server.job(f"{repeat} {kind} i", bodies, moments=beats(self.seconds, _EVERY_SECONDS, repeat))
+        job = server.job(f"{repeat} {kind} i", bodies, moments=beats(self.seconds, every_seconds, repeat, _JITTER))
         if kind == IDLE:
             result, _ = await server.measure(job)
             done = None

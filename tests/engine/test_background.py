@@ -13,13 +13,13 @@ from engine.types import Urgency
 class Worker:
     """Runs `sequences` of them from when it gets them until `done` is set."""
 
-    def __init__(self, queue: Admission, sequences: int) -> None:
+    def __init__(self, queue: Admission, sequences: int, urgency: Urgency = Urgency.BATCH) -> None:
         self.inside = asyncio.Event()
         self.done = asyncio.Event()
-        self.task = asyncio.create_task(self._work(queue, sequences))
+        self.task = asyncio.create_task(self._work(asking(queue, sequences, urgency=urgency)))
 
-    async def _work(self, queue: Admission, sequences: int) -> None:
-        async with asking(queue, sequences):
+    async def _work(self, ticket: Ticket) -> None:
+        async with ticket:
             self.inside.set()
             await self.done.wait()
 
@@ -28,8 +28,8 @@ def admission(sequences: int, *, beside: int, **quiet: float) -> Admission:
     return Admission(Room(sequences, waiting=0, beside_interactive=beside, **quiet))
 
 
-def asking(queue: Admission, sequences: int, owner: str = "a") -> Ticket:
-    return queue.enter(owner, prompt_tokens=sequences, max_tokens=0, sequences=sequences, urgency=Urgency.BATCH)
+def asking(queue: Admission, sequences: int, owner: str = "a", urgency: Urgency = Urgency.BATCH) -> Ticket:
+    return queue.enter(owner, prompt_tokens=sequences, max_tokens=0, sequences=sequences, urgency=urgency)
 
 
 @contextmanager
@@ -106,6 +106,54 @@ async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_i
     async with asyncio.timeout(10):
         await workers[3].inside.wait()
     for worker in workers:
+        worker.done.set()
+        await worker.task
+
+
+@pytest.mark.parametrize("asked", [1, 3])
+async def test_background_requests_wait_longer_for_quiet_than_batches(asked: int) -> None:
+    queue = admission(8, beside=2, quiet_seconds=0.01, background_quiet_seconds=0.1)
+    for _ in range(asked):  # each begins the wait anew
+        with interactive(queue):
+            await asyncio.sleep(0)
+    batches = [Worker(queue, 1) for _ in range(3)]
+    lines = [Worker(queue, 1, Urgency.BACKGROUND) for _ in range(3)]
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(10):
+        await batches[2].inside.wait()
+        batches_waited = asyncio.get_running_loop().time() - began
+        assert not lines[0].inside.is_set()
+        await lines[2].inside.wait()
+    waited = asyncio.get_running_loop().time() - began
+    assert batches_waited >= 0.005
+    assert waited >= 0.09
+    for worker in (*batches, *lines):
+        worker.done.set()
+        await worker.task
+
+
+async def test_some_background_requests_always_run_beside_interactive_ones() -> None:
+    queue = admission(8, beside=2)
+    with interactive(queue):
+        lines = [Worker(queue, 1, Urgency.BACKGROUND) for _ in range(8)]
+        for ended, line in enumerate(lines):
+            await turns()
+            assert sum(one.inside.is_set() for one in lines) == min(ended + 2, 8)
+            line.done.set()
+            await line.task
+
+
+async def test_an_interactive_request_in_the_quiet_time_ends_it_for_all() -> None:
+    queue = admission(4, beside=1, quiet_seconds=0, background_quiet_seconds=0)
+    first, *others = (Worker(queue, 1, urgency) for urgency in (Urgency.BATCH, Urgency.BATCH, Urgency.BACKGROUND))
+    with interactive(queue):
+        await turns()
+    with interactive(queue):
+        await turns()
+        assert [one.inside.is_set() for one in (first, *others)] == [True, False, False]
+    await turns()
+    assert [one.inside.is_set() for one in others] == [True, True]
+    for worker in (first, *others):
         worker.done.set()
         await worker.task
 
