@@ -76,6 +76,7 @@ def test_what_is_accepted_as_strict_is_kept(schema: Any, one: Any, seed: int) ->
 
 
 @pytest.mark.rounds
+@pytest.mark.timeout(1800)
 @settings(_RANDOM, max_examples=2000)
 @given(SCHEMAS, SCHEMAS, st.integers())
 def test_what_is_accepted_as_strict_is_kept_of_thousands(schema: Any, one: Any, seed: int) -> None:
