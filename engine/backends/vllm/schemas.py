@@ -6,7 +6,10 @@ JSON.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from re import _constants as kinds  # type: ignore[attr-defined]  # Python's own parser; not public
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 _BY_TYPE: dict[str, frozenset[str]] = {
@@ -24,10 +27,48 @@ _NEVER += ("multipleOf", "uniqueItems", "contains", "minContains", "maxContains"
 _NEVER += ("unevaluatedItems", "unevaluatedProperties", "patternProperties", "propertyNames", "$recursiveRef")
 # Whatever else stands in a schema constrains nothing.
 _CONSTRAINTS = frozenset({"type", *_LEADING, *_NEVER}).union(*_BY_TYPE.values())
-_FORMATS = frozenset({"email", "date", "time", "date-time", "duration", "ipv6", "hostname", "uuid", "uri"})
+_HEX, _OCTET = "[0-9a-f]{1,4}", "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_DAYS = (
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
+    "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
+    "02-(?:0[1-9]|1[0-9]|2[0-8])",
+)
+_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_DATE = f"(?:[1-9][0-9]{{3}}-(?:{'|'.join(_DAYS)})|{_LEAP_YEAR}-02-29)"
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
+_SHORTENED = (f"(?:{_HEX}:){{1,{7 - right}}}(?::{_HEX}){{1,{right}}}" for right in range(1, 7))
+# xgrammar's own let through what is none: 2026-02-31, 010.1.1.1.
+_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "ipv4": rf"^(?:{_OCTET}\.){{3}}{_OCTET}$",
+    "ipv6": f"^(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}:){{1,7}}:|{'|'.join(_SHORTENED)}|:(?::{_HEX}){{1,7}}|::)$",
+}
+# A group with `?`, or what has to be kept as it is: an escaped character, or a set.
+_OPTIONAL_GROUP = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\)\?", re.DOTALL)
+_FORMATS = frozenset({"email", "duration", "hostname", "uuid", "uri", *_PATTERNS})
 _CHOICES = ("anyOf", "oneOf")
 _VALUES = frozenset({"const", "enum", "default", "examples"})  # of a document, which are no schemas
 _OBJECT = _BY_TYPE["object"]
+_BOUNDS = _BY_TYPE["number"]
+_DECIMALS = 6  # of a bound, as xgrammar reads it
+_EXACT = 2**53
+# What stands escaped in JSON, and which xgrammar writes as it is.
+_ESCAPED = frozenset({*range(32), ord('"'), ord("\\")})
+_ASCII = frozenset(range(128))
+_CATEGORIES = {
+    getattr(kinds, f"CATEGORY_{name}"): frozenset(code for code in _ASCII if re.match(text, chr(code), re.ASCII))
+    for name, text in {
+        "DIGIT": r"\d",
+        "NOT_DIGIT": r"\D",
+        "SPACE": r"\s",
+        "NOT_SPACE": r"\S",
+        "WORD": r"\w",
+        "NOT_WORD": r"\W",
+    }.items()
+}
 _TYPED = frozenset[str]().union(*_BY_TYPE.values())
 _SHAPES: dict[type, tuple[str, ...]] = {
     dict: ("$defs", "definitions", "properties"),
@@ -68,7 +109,7 @@ def enforceable(schema: Any) -> Any:
 
 
 def of_the_type(schema: Any) -> Any:
-    """Return an `enforceable` schema without what would have a grammar leave out the `type` that stands beside it."""
+    """Return an `enforceable` schema without what would have a grammar leave out its `type`, or write no JSON."""
     return _everywhere(schema, _typed_first)
 
 
@@ -89,10 +130,27 @@ def _equivalent(schema: dict[str, Any]) -> dict[str, Any]:
             merged = [_merged(beside, branch) for branch in branches]
             if None not in merged:
                 return {name: value for name, value in schema.items() if name not in _CONSTRAINTS} | {choice: merged}
-    return _described(schema)
+    return _described(_spelled_out(schema))
+
+
+def _spelled_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace a format by a pattern, and write a pattern as xgrammar reads it."""
+    pattern = _PATTERNS.get(schema.get("format", ""))
+    if "pattern" in schema:
+        return schema | {"pattern": readable(schema["pattern"])}
+    if pattern is None or "string" not in _types(schema) or schema.keys() & {"minLength", "maxLength"}:
+        return schema
+    return {name: value for name, value in schema.items() if name != "format"} | {"pattern": readable(pattern)}
+
+
+def readable(pattern: str) -> str:
+    """Return the same pattern for xgrammar, which may begin in the middle of an optional group: `(?:-[0-9]+)?`."""
+    return _OPTIONAL_GROUP.sub(lambda found: found[1] or "){0,1}", pattern)
 
 
 def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
+    misread = _misread(schema)
+    schema = {name: value for name, value in schema.items() if name not in misread}
     if not _types(schema) or not _types(schema) <= _BY_TYPE.keys():
         return schema
     out = set(_CHOICES)
@@ -209,6 +267,7 @@ def _typed(schema: dict[str, Any], keywords: set[str]) -> Iterator[str]:
         types = frozenset({"object"}) if keywords <= _OBJECT and "properties" in keywords else frozenset()
     known = frozenset().union(*(_BY_TYPE.get(each, frozenset()) for each in types), {"type"})
     yield from sorted(keywords - known)
+    yield from sorted(_misread(schema))
     if "pattern" in keywords and keywords & {"minLength", "maxLength", "format"}:
         yield "pattern"
     if "format" in keywords and (schema["format"] not in _FORMATS or keywords & {"minLength", "maxLength"}):
@@ -220,6 +279,61 @@ def _typed(schema: dict[str, Any], keywords: set[str]) -> Iterator[str]:
         yield "required"
     if "prefixItems" in keywords and "items" not in keywords and keywords & {"minItems", "maxItems"}:
         yield "prefixItems"
+
+
+def _misread(schema: dict[str, Any]) -> set[str]:
+    """Return the keywords of which xgrammar makes a grammar of something else, or of what is no JSON."""
+    found = {name for name in _BOUNDS & schema.keys() if not _is_read(name, schema[name])}
+    pattern = schema.get("pattern")
+    return found if pattern is None or _is_written(pattern) else found | {"pattern"}
+
+
+def _is_read(name: str, bound: Any) -> bool:
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)):
+        return True
+    return round(bound, _DECIMALS) == bound and not (name.startswith("exclusive") and abs(bound) >= _EXACT)
+
+
+def _is_written(pattern: str) -> bool:
+    """Whether all texts of a pattern are written as JSON has them.
+
+    Of sets, xgrammar leaves out what stands escaped, unless nothing else is in the set, or the pattern has a letter
+    beyond ASCII.
+    """
+    try:
+        sets = list(_sets(parser.parse(pattern)))
+    except (re.error, RecursionError, OverflowError):
+        return True  # it is refused for that
+    wide = any(not codes <= _ASCII for codes, _ in sets)
+    return all(not inside & _ESCAPED or bool(not wide and inside - _ESCAPED) for _, inside in sets)
+
+
+def _sets(parsed: Any) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+    """Yield, for each place of a pattern, the codes that stand there, and those of ASCII that it lets through."""
+    for kind, value in parsed:
+        if kind is kinds.ANY:
+            yield frozenset(), _ASCII
+        elif kind in {kinds.LITERAL, kinds.NOT_LITERAL, kinds.IN}:
+            codes = frozenset(_codes(value if kind is kinds.IN else [(kinds.LITERAL, value)]))
+            negated = kind is kinds.NOT_LITERAL or (kind is kinds.IN and value[0][0] is kinds.NEGATE)
+            yield codes, _ASCII - codes if negated else _ASCII & codes
+        elif kind in {kinds.MAX_REPEAT, kinds.MIN_REPEAT}:
+            yield from _sets(value[2])
+        elif kind is kinds.SUBPATTERN:
+            yield from _sets(value[3])
+        elif kind is kinds.BRANCH:
+            for branch in value[1]:
+                yield from _sets(branch)
+
+
+def _codes(members: Any) -> Iterator[int]:
+    for kind, value in members:
+        if kind is kinds.LITERAL:
+            yield value
+        elif kind is kinds.RANGE:
+            yield from (*range(value[0], min(value[1], len(_ASCII)) + 1), value[1])
+        elif kind is kinds.CATEGORY:
+            yield from _CATEGORIES[value]
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:

@@ -3,7 +3,11 @@
 import json
 import random
 import re
+from collections.abc import Callable
+from datetime import date, datetime, time
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any
+from uuid import UUID
 
 import jsonschema
 import pytest
@@ -215,8 +219,80 @@ def test_what_is_no_schema_is_noticed(wrong: dict[str, Any]):
     assert not malformed({"type": "object", "properties": {"deep": {"default": wrong, "const": wrong}}})
 
 
-def test_a_format_whose_grammar_lets_more_through_is_not_enforced():
-    assert unenforced({"type": "string", "format": "ipv4"}) == "format"  # 010.1.1.1
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        *(("date", date.fromisoformat), ("time", time.fromisoformat), ("date-time", datetime.fromisoformat)),
+        *(("ipv4", IPv4Address), ("ipv6", IPv6Address), ("uuid", UUID)),
+    ],
+)
+def test_a_text_of_a_format_is_one(kind: str, read: Callable[[str], Any]):
+    schema, chance = enforceable({"type": "string", "format": kind}), random.Random(1)  # noqa: S311
+    assert unenforced(schema) is None
+    for _ in range(40):
+        read(answer_of(schema, chance))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        *(('^"a"$', False), (r"^\\$", False), (r"^\n$", False), ('^["]$', False), ("^.é$", False), ("^[^é]$", False)),
+        *(
+            (r"^\S+@\S+$", True),
+            (r"^[^\n]$", True),
+            ("^[A-Za-zÀ-ÿ -]+$", True),
+            ('^[a"]$', True),
+            ("^(?:é|x){2}$", True),
+        ),
+    ],
+)
+def test_a_pattern_that_would_break_the_json_is_refused_or_left_out(pattern: str, *, written: bool):
+    schema = enforceable({"type": "string", "pattern": pattern})
+    assert unenforced(schema) == (None if written else "pattern")
+    assert ("pattern" in of_the_type(schema)) == written
+
+
+@pytest.mark.parametrize(
+    ("bound", "read"),
+    [
+        *(({"minimum": 1e-7}, False), ({"maximum": 0.1234567}, False), ({"exclusiveMinimum": 2**53}, False)),
+        *(({"minimum": -0.000001}, True), ({"exclusiveMaximum": 10**15}, True), ({"maximum": 1e20}, True)),
+    ],
+)
+def test_a_bound_that_would_not_be_read_as_it_is_is_refused_or_left_out(bound: dict[str, float], *, read: bool):
+    schema = enforceable({"type": "number", **bound})
+    assert unenforced(schema) == (None if read else next(iter(bound)))
+    assert (bound.keys() <= of_the_type(schema).keys()) == read
+
+
+_ATOMS = [
+    "a",
+    "b",
+    '"',
+    r"\\",
+    r"\n",
+    "é",
+    ".",
+    r"\w",
+    r"\s",
+    r"\S",
+    r"\D",
+    "[^a]",
+    "[^é]",
+    '[a"]',
+    '[é"]',
+    "[!-~]",
+    "[a-zé]",
+]
+_ENDS = ["", "", "?", "+", "*", "{2}"]
+_PLACES = st.lists(st.tuples(st.sampled_from(_ATOMS), st.sampled_from(_ENDS)).map("".join), min_size=1, max_size=3)
+
+
+@settings(_RANDOM, max_examples=60)
+@given(st.lists(_PLACES.map("".join), min_size=1, max_size=2), st.integers())
+def test_texts_of_random_patterns_match_them(branches: list[str], seed: int):
+    pattern = f"^(?:{'|'.join(branches)})?c$"
+    assert not _is_broken({"type": "string", "pattern": pattern}, seed=seed)
 
 
 @pytest.mark.parametrize(
