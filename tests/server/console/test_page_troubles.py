@@ -50,7 +50,7 @@ def test_a_file_that_is_no_export_changes_nothing_and_a_damaged_one_gives_what_i
         "messages": [None, 5, {"role": "user", "text": "ሰላም"}, {"role": "x", "text": 7}],
     }
     import_file(tab, json.dumps({"chats": [None, 7, good, good | {"title": "עברית"}]}).encode())
-    tab.page.get_by_text("4 chats were added.").wait_for()
+    tab.page.get_by_text("Chats added: 4.").wait_for()
     assert tab.page.locator(".chats li").count() == 5
     tab.page.get_by_role("button", name="עברית", exact=True).click()
     expect(tab.page.locator(".message.user").nth(1)).to_have_text("ሰላምCopyEdit")

@@ -73,7 +73,7 @@ export async function importFrom(file) {
     throw new Error("There are no chats in this file. Choose one that “Export all chats” has saved.");
   }
   chats.value = [...found.chats.map((chat) => ({ ...checked(chat), id: fresh().id })), ...chats.value];
-  say(`${found.chats.length} chats were added.`);
+  say(`Chats added: ${found.chats.length}.`);
   open.value = chats.value[0].id;
   keep();
 }

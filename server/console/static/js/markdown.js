@@ -58,8 +58,8 @@ const SHOWN = {
     return token.ordered ? html`<ol start=${Number(token.start) || 1}>${items}</ol>` : html`<ul>${items}</ul>`;
   },
   table: (token, depth) => {
-    const cells = (row, tag) => row.map((cell) => html`<${tag} dir="auto">${inside(cell, depth)}<//>`);
-    return html`<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>
+    const cells = (row, tag) => row.map((cell) => html`<${tag}>${inside(cell, depth)}<//>`);
+    return html`<div class="scroll" tabindex="0" role="region" aria-label="Table"><table dir="auto">
       <thead><tr>${cells(token.header, "th")}</tr></thead>
       <tbody>${token.rows.map((row) => html`<tr>${cells(row, "td")}</tr>`)}</tbody>
     </table></div>`;
