@@ -199,6 +199,8 @@ class SpeechService:
                 sound = np.concatenate((sound, silence))
             # A file of one piece comes whole: it says its length then, where its format can.
             begun = begun or following is not None
+            if not begun and not len(sound):  # like a lone glottal stop
+                raise _nothing_to_say(job)
             *earlier, rest = _slices(sound, round(_SLICE_SECONDS * model.sample_rate) if begun else len(sound))
             for part in earlier:
                 yield SpeechChunk(encoder.add(part, last=False), len(part) / model.sample_rate), False

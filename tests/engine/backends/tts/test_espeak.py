@@ -79,6 +79,12 @@ def test_letters_of_other_scripts_are_not_read_out_by_their_names():
     assert error.param == "input"
 
 
+@pytest.mark.parametrize(("language", "voice"), [("so", "hodan"), ("om", "tolosa")])
+def test_a_letter_without_a_sound_of_its_own_is_refused(language: str, voice: str):
+    failure = Booth(SHIPPED / f"espeak-{language}").failure("\u02bc", family="espeak", speaker=voice, language=language)
+    assert isinstance(failure, RequestError)
+
+
 def test_what_looks_like_markup_or_phonemes_is_only_text():
     booth = Booth(SHIPPED / "espeak-en")
     for text in (
