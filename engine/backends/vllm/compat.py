@@ -38,6 +38,7 @@ _end = _Patch("end", "optional", "Descriptors and threads of an engine that has 
 _death = _Patch("death", "optional", "Requests that are being tokenised learn a little later that the engine has died.")
 _checks = _Patch("grammar check", "optional", "vLLM parses each grammar once more, on the event loop.")
 _tools = _Patch("tool parsers", "optional", "Some older tool parsers lose calls that follow words, or parts of calls.")
+_marks = _Patch("marks in texts", "optional", "A Hermes call whose text has the mark of its end is cut there.")
 _exact = _Patch("exact values", "optional", "Values forced into Qwen's XML calls may keep white space at their ends.")
 _processes = _Patch("processes", "optional", "Engines are spawned by vLLM itself, on a CPU in 20 s instead of 5 s.")
 _fork = _Patch("fork server", "optional", "A fork server that died comes back without its libraries.", "Python 3.11")
@@ -134,6 +135,8 @@ NAMES: tuple[ForeignName, ...] = (
         "previous_text current_text delta_text previous_token_ids current_token_ids delta_token_ids request",
         overridden=True,
     ),
+    _marks("vllm.tool_parsers.hermes_tool_parser.Hermes2ProToolParser", "gets a layer of ours"),
+    _marks("vllm.tool_parsers.hermes_tool_parser.Hermes2ProToolParser._extract_tool_call_jsons", "overridden", "text"),
     _exact("vllm.parser.engine.adapters.ParserEngineToolAdapter._parser_engine_cls", "replaced by a class of ours"),
     _exact("vllm.parser.qwen3.Qwen3Parser", "the parser of Qwen's XML calls"),
     _exact("vllm.parser.engine.parser_engine.ParserEngine._coerce_dict", "overridden: values", "args properties"),

@@ -4,6 +4,7 @@ Most of those parsers count on a step being one token, start only at the very fi
 call to vLLM's plain answers. Which parsers a model has is decided by its family, unless models.yaml names them.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _ANCHORS: dict[str, tuple[str, ...]] = {
     "HunyuanA13BToolParser": ("<tool_calls>[",),
 }
 _SPACE = " \n\r\t"
+_TEXT = re.compile(r'"(?:\\.|[^"\\])*"?', re.DOTALL)  # of JSON; the last may be unfinished
+_HIDDEN = "\ufdd0end\ufdd1"  # of no text: these two stand for no letter
 _BOUNDS_OF_TEXT = ("const", "enum", "format", "maxLength", "minLength", "pattern", "allOf")
 _OPENINGS = {"Llama3JsonToolParser": "{", "Llama4PythonicToolParser": "["}
 
@@ -33,7 +36,8 @@ def mend(parser_class: Any) -> None:
     if tool_parser is None:
         return
     if not tool_parser.engine_based_streaming:
-        parser_class.tool_parser_cls = type(tool_parser.__name__, (_Mended, tool_parser), {})
+        layers = (_MarksInTexts, _Mended) if compat.fits("marks in texts") and _is_hermes(tool_parser) else (_Mended,)
+        parser_class.tool_parser_cls = type(tool_parser.__name__, (*layers, tool_parser), {})
     elif compat.fits("exact values"):
         parser_class.tool_parser_cls = _exact(tool_parser)
 
@@ -200,6 +204,39 @@ class _Mended:
         content = text[self._sent : end]
         self._sent = max(end, self._sent)
         return content
+
+
+def _is_hermes(tool_parser: Any) -> bool:
+    from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+
+    return issubclass(tool_parser, Hermes2ProToolParser)
+
+
+class _MarksInTexts:
+    """Mixed in before the Hermes parser: the mark that ends a call may stand in a text of its arguments."""
+
+    tool_call_start_token: str
+    tool_call_end_token: str
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+        found = super().extract_tool_calls(self._hidden(model_output), request)  # type: ignore[misc]
+        for call in found.tool_calls:
+            call.function.arguments = self._shown(call.function.arguments)
+        found.content = found.content and self._shown(found.content)
+        return found
+
+    def _extract_tool_call_jsons(self, text: str) -> list[tuple[str, bool]]:
+        found = super()._extract_tool_call_jsons(self._hidden(text))  # type: ignore[misc]
+        return [(self._shown(call), is_complete) for call, is_complete in found]
+
+    def _hidden(self, text: str) -> str:
+        if text.count(self.tool_call_end_token) == 0:
+            return text
+        words, start, calls = text.partition(self.tool_call_start_token)
+        return words + start + _TEXT.sub(lambda found: found[0].replace(self.tool_call_end_token, _HIDDEN), calls)
+
+    def _shown(self, text: str) -> str:
+        return text.replace(_HIDDEN, self.tool_call_end_token)
 
 
 def _delta(call: Any) -> ToolCallDelta:

@@ -317,6 +317,23 @@ def test_of_forced_calls_marks_that_are_spelled_letter_by_letter_are_no_content(
     assert family.answer(family.steps("Words."), "length")[0] == "Words."
 
 
+@pytest.mark.parametrize("city", ["</tool_call>", 'a "</tool_call>\\" {} </tool_call', "<tool_call></tool_call>", '"'])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_the_mark_that_ends_a_hermes_call_may_stand_in_a_text_of_it(city: str, reason: str) -> None:
+    family = Family("hermes")
+    first = json.dumps({"name": "get_weather", "arguments": {"city": city}}, ensure_ascii=False)
+    text = (
+        f'A "word. <tool_call>\n{first}\n</tool_call>\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+    )
+    for steps in (family.steps(text), [(text, family.tokenizer.encode(text))]):
+        content, calls = family.answer(end(family, steps), reason)
+        assert content == 'A "word. '
+        assert [(name, json.loads(arguments)) for name, arguments in calls] == [
+            ("get_weather", {"city": city}),
+            CALLS[1],
+        ]
+
+
 def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
