@@ -55,6 +55,8 @@ def overloaded(message: str, retry_after_seconds: int = 5, **headers: str) -> Ap
     return ApiError(503, "server_overloaded", message, headers=given)
 
 
+NO_REPLICA = overloaded("No replica is ready. Try again in a few seconds.")
+
 # The engine's error -> status and code; the first class that fits counts, so the special ones stand first.
 _TABLE: tuple[tuple[type[engine.EngineError], int, str], ...] = (
     (engine.ConfigError, 400, "invalid_config"),

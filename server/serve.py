@@ -64,7 +64,7 @@ def run(settings: Settings, config: Config) -> None:
     certificate = certificate_of(settings)
     with (
         only_one(settings.data_dir),
-        _listen(settings) as listener,
+        listen(settings) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         first_key = runner.run(_first_key(settings, config))
@@ -190,7 +190,7 @@ def _outside_address() -> str | None:
     return None
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
     """Take the port before anything else, so that a second server fails at once and in plain words."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)

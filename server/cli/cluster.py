@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,6 +59,9 @@ def up(  # noqa: PLR0913  # one argument per flag
 ) -> None:
     """Make this machine a part of the cluster. What runs there is `deploy`'s."""
     import json
+    import tempfile
+
+    from server.cluster.environment import environment
 
     if head == (address is not None):
         refuse("Give one: --head on one machine, --address HOST:PORT of that one on all others.")
@@ -70,11 +73,11 @@ def up(  # noqa: PLR0913  # one argument per flag
     flags += ["--num-cpus=0", "--num-gpus=0"] if not replicas else [f"--num-gpus={gpus}"] if gpus is not None else []
     flags += ["--block"] if block else []
     ray = _ray()
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # its own is 15: all else that runs there would go before models
-    # A token that goes from one thread's loop to another's costs more than the rest of its way.
-    os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
+    folder = Path(tempfile.gettempdir()) / f"hearth-haproxy-{os.getuid()}"
+    try:
+        _set(environment(folder))
+    except OSError as error:
+        refuse(f"HAProxy cannot have its files: {error}", code=1)
     if head:
         subprocess.run([ray, "get-auth-token", "--generate"], check=False, stdout=subprocess.DEVNULL)
     sys.stdout.flush()
@@ -82,20 +85,31 @@ def up(  # noqa: PLR0913  # one argument per flag
 
 
 @app.command()
-def deploy(*, models: Models = None, address: _Address = "auto") -> None:
-    """Serve what models.yaml says, replica by replica where something is served already. Waits until it is healthy.
+def deploy(
+    *,
+    models: Models = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Replace all replicas: after new settings, weights or voices.")
+    ] = False,
+    address: _Address = "auto",
+) -> None:
+    """Serve what models.yaml says. Where something is served already, roles whose models are others are replaced.
+
+    Replica by replica; waits until it is healthy.
 
     Exit code 1: the new replicas did not become healthy; those of before go on.
     """
     from engine.config import load_config
+    from server.cluster.environment import BARE
     from server.settings import load_settings
 
     settings = load_settings(models=models)
     config = load_config(settings.models)
     _ray()
+    _set(BARE)
     from server.cluster.replica import APPLICATION, application
 
-    made = application(config, settings)
+    made = application(config, settings, restart=restart)
     with _connected(address):
         from ray import serve
 
@@ -192,6 +206,11 @@ def down(
     os.execv(ray := _ray(), [ray, "stop", "--grace-period=30"])  # noqa: S606
 
 
+def _set(values: Mapping[str, str]) -> None:
+    for name, value in {"RAY_AUTH_MODE": "token", **values}.items():
+        os.environ.setdefault(name, value)
+
+
 def _ray() -> str:
     """Return Ray's command of our own environment."""
     ray = Path(sys.executable).with_name("ray")
@@ -203,8 +222,10 @@ def _ray() -> str:
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
     """Be a part of the cluster for as long as the block. Ends the command where there is none."""
+    from server.cluster.environment import BARE
+
     _ray()
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    _set(BARE)
     warnings.simplefilter("ignore")
     import ray
 

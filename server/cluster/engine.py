@@ -6,8 +6,10 @@ costs more than a token. Ray itself is only known here by its handles and its er
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -29,7 +31,9 @@ _STREAMS: dict[Kind, type[Stream[Any]]] = {
     "rerank": PoolingStream,
     "speech": SpeechStream,
 }
-_MESSAGE_SECONDS = 0.05
+_MESSAGE_SECONDS = 0.02
+_SIGN_SECONDS = 5.0  # a message, if only an empty one: a machine that has lost its power says nothing
+_SILENT_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _STALE_SECONDS = 10.0
 
@@ -37,7 +41,7 @@ _STALE_SECONDS = 10.0
 class Handle(Protocol):
     """What is used of Ray Serve's DeploymentHandle."""
 
-    def options(self, *, method_name: str = ..., stream: bool = ...) -> "Handle": ...
+    def options(self, *, method_name: str = ..., stream: bool = ..., session_id: str = ...) -> "Handle": ...
     def remote(self, *arguments: Any) -> Any: ...
     def broadcast(self, method_name: str, *arguments: Any) -> Any: ...
 
@@ -106,7 +110,9 @@ async def answer(engine: Engine, kind: Kind, request: Any, *, takes_turn: bool) 
     working = asyncio.create_task(work())
     try:
         while True:
-            await changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SIGN_SECONDS):
+                    await changed.wait()
             changed.clear()
             done, sent = working.done(), message
             message = Message()
@@ -115,7 +121,7 @@ async def answer(engine: Engine, kind: Kind, request: Any, *, takes_turn: bool) 
             if done:
                 return
             if sent.items:
-                await asyncio.sleep(_MESSAGE_SECONDS)
+                await asyncio.wait((working,), timeout=_MESSAGE_SECONDS)
     finally:
         working.cancel()
         await asyncio.wait((working,))
@@ -124,12 +130,10 @@ async def answer(engine: Engine, kind: Kind, request: Any, *, takes_turn: bool) 
 class Remote:
     """The models of another role: what their replicas say of themselves, looked at each second, and their answers."""
 
-    def __init__(self, role: str, config: Config, handle: Handle) -> None:
+    def __init__(self, role: str, handle: Handle) -> None:
         self.role = role
-        self.config = config
+        self.entries: Mapping[str, Any] = {}
         self._handle = handle
-        self._answers = handle.options(method_name="answer", stream=True)
-        self._calls = handle.options(method_name="call")
         self._tasks = SideTasks()
         self._states: list[RoleState] = []
         self._seen_at = -_STALE_SECONDS
@@ -154,8 +158,7 @@ class Remote:
     def health(self) -> dict[str, ModelHealth]:
         """Return the state of each model where it is best."""
         found = {
-            name: ModelHealth(name, "loading", "waiting for a replica", 0.0, 0.0, 0, None)
-            for name in self.config.entries
+            name: ModelHealth(name, "loading", "waiting for a replica", 0.0, 0.0, 0, None) for name in self.entries
         }
         for state in self.states():
             for health in state.health:
@@ -185,7 +188,7 @@ class Remote:
         """Call a method of a replica's engine that gives one answer."""
         self._check()
         with _translated():
-            result = await self._calls.remote(method, arguments, named)
+            result = await self._handle.options(method_name="call").remote(method, arguments, named)
         if isinstance(result, EngineError):
             raise result
         return result
@@ -215,10 +218,12 @@ class Remote:
     async def _pump(self, kind: Kind, request: Any, stream: Stream[Any], begun: asyncio.Future[None]) -> None:
         before_turn = getattr(request, "before_turn", None)
         asked = request if before_turn is None else replace(request, before_turn=None)
-        response = self._answers.remote(kind, asked, before_turn is not None)
+        # Of the handle that `look` has used: each that is made before would come with a router of its own.
+        answers = self._handle.options(method_name="answer", stream=True, session_id=_session(request))
+        response = answers.remote(kind, asked, before_turn is not None)
         try:
             with _translated():
-                async for message in response:
+                async for message in _lively(response):
                     await _take(message, stream, before_turn)
                     if (message.items or message.dispatched) and not begun.done():
                         begun.set_result(None)
@@ -238,6 +243,28 @@ class Remote:
         if not self.states():
             message = "No replica that has this model answers. Try again in a few seconds."
             raise ModelLoadingError(message, retry_after_seconds=5)
+
+
+async def _lively(messages: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    """Pass messages on. Raises where none comes for so long that its replica must have died."""
+    iterator = aiter(messages)
+    with contextlib.suppress(StopAsyncIteration):
+        while True:
+            try:
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    message = await anext(iterator)
+                yield message
+            except TimeoutError:
+                raise engine_died() from None
+
+
+def _session(request: Any) -> str:
+    """What keeps a conversation with the replica that has cached its beginning: its owner, and its first question."""
+    if not isinstance(request, ChatRequest):
+        return ""
+    beginning = [message for message in request.messages[:3] if message.get("role") != "assistant"][:2]
+    said = json.dumps([request.owner, beginning], default=str)
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 async def _take(message: Message, stream: Stream[Any], before_turn: Callable[..., Awaitable[None]] | None) -> None:
@@ -291,14 +318,14 @@ def _of_its_role(kind: Kind) -> Any:
 
 
 class ClusterEngine(Engine):
-    """The engine of one replica. `config` names every model of the application; those of `remotes` are elsewhere."""
+    """The engine of one replica, with the models of its role; those of `remotes` are elsewhere."""
 
     def __init__(self, config: Config, *, role: str, remotes: Sequence[Remote] = (), **how: Any) -> None:
         super().__init__(config.of_role(role), **how)
-        if remotes:
-            self.config = config
+        self._role = role
         self._remotes = remotes
-        self.elsewhere = {name: remote for remote in remotes for name in remote.config.entries}
+        self.elsewhere: dict[str, Remote] = {}
+        self._know(config)
 
     async def start(self) -> None:
         await super().start()
@@ -357,6 +384,18 @@ class ClusterEngine(Engine):
         if model in self.elsewhere:
             raise RequestError(f"{model} is served by another role, whose replicas load and unload it.", param="model")
         super().unload(model)
+
+    async def take_over(self, config: Config) -> None:
+        """Serve tiers and models of other roles as `config` says; of this role's own models nothing is new."""
+        await super().reload(config.of_role(self._role))
+        self._know(config)
+
+    def _know(self, config: Config) -> None:
+        for remote in self._remotes:
+            remote.entries = config.of_role(remote.role).entries
+        self.elsewhere = {name: remote for remote in self._remotes for name in remote.entries}
+        if self._remotes:
+            self.config = config
 
     async def reload(self, config: Config) -> set[str]:  # noqa: ARG002
         raise RequestError("In a cluster `hearth cluster deploy` takes over a new models.yaml, replica by replica.")

@@ -5,7 +5,10 @@
 
 import asyncio
 import gc
+import hashlib
+import importlib.metadata
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -15,15 +18,18 @@ from typing import Any
 import ray
 from prometheus_client.metrics_core import Metric
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from starlette.types import ASGIApp
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from engine import Config, EngineError, ModelSpec, load_config
 from engine.config.cluster import RoleSpec
+from engine.config.models import ChatModelSpec
 from engine.types import SETTLED
 from server.app import Place, create_app
-from server.cluster.asgi import ProxiedApp
 from server.cluster.engine import ClusterEngine, Handle, Kind, Message, Remote, RoleState, answer
+from server.cluster.environment import DEREGISTER_SECONDS
+from server.cluster.ingress import OwnHttp, check_environment, speak
+from server.cluster.routing import StickyRouter
 from server.instance import InstanceError, only_one
 from server.observability.metrics import read_families
 from server.observability.status import MachineState, ReplicaStatus
@@ -36,6 +42,7 @@ APPLICATION = "hearth"
 _MOST_ON_A_NODE = 64
 _DRAIN_MARGIN_SECONDS = 10.0  # to end engines, once requests have ended
 _OTHER_REQUESTS = 64  # of one replica: lists, status, files, beside what its models run and queue
+_UNLIMITED = 1_000_000
 _PEER_SECONDS = 3.0
 _OF_MODELS = {"hearth_model_state", "hearth_model_restarts", "hearth_queue_running", "hearth_queue_waiting"}
 _log = logging.getLogger("hearth.cluster")
@@ -66,20 +73,21 @@ class Replica:
     async def __init__(self, models: str, role: str, **others: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
         settings = load_settings()
         check_settings(settings)
+        check_environment()
         set_up_log(settings.log_level)
         prepare_process()
         self._parts = ExitStack()
         folder = self._parts.enter_context(_own_folder(settings.data_dir / "cluster", role))
         (folder / "models.yaml").write_text(models, "utf-8")
         settings = settings.model_copy(update={"data_dir": folder, "models": folder / "models.yaml"})
-        config = load_config(settings.models)
+        self._models, config = models, load_config(settings.models)
         self._labels = {
             "node": ray.util.get_node_ip_address(),
             "role": role,
             "replica": serve.get_replica_context().replica_tag,
         }
-        remotes = [Remote(name, config.of_role(name), handle) for name, handle in others.items()]
-        speaks_http = role == next(iter(config.roles))
+        remotes = [Remote(name, handle) for name, handle in others.items()]
+        speaks_http = isinstance(self, Ingress)
         own = serve.get_deployment_handle(role, APPLICATION) if speaks_http else None
         place = Place(
             engine=partial(ClusterEngine, role=role, remotes=remotes),
@@ -88,9 +96,8 @@ class Replica:
             peers=None if own is None else Peers([own, *others.values()]),
         )
         self._app = create_app(settings, config, place)
-        self.asgi: ASGIApp = ProxiedApp(self._app)
-        if settings.trusted_proxies:
-            self.asgi = ProxyHeadersMiddleware(self.asgi, trusted_hosts=list(settings.trusted_proxies))  # type: ignore[arg-type, assignment]
+        if speaks_http:
+            speak(self._app, self._labels["node"])
         self._ending = asyncio.Event()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live())
@@ -159,10 +166,21 @@ class Replica:
 
 
 class Ingress(Replica):
-    """A replica of the first role: HTTP comes to it through Serve's proxies."""
+    """A replica of the first role, to which HAProxy sends the requests of clients."""
+
+    async def reconfigure(self, models: str) -> None:
+        """Take over what a deploy has changed in models.yaml, other than the models of this role."""
+        if models == self._models:
+            return
+        self._models, path = models, self._app.state.settings.models
+        await asyncio.to_thread(path.write_text, models, "utf-8")
+        config = await asyncio.to_thread(load_config, path)
+        await self._app.state.engine.take_over(config)
+        self._app.state.metrics.models = config.entries
+        _log.warning("models.yaml was taken over as it was deployed.")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self.asgi
+        return OwnHttp(self._app)
 
 
 class Peers:
@@ -222,8 +240,8 @@ def _own_folder(parent: Path, role: str) -> Iterator[Path]:
         yield folder
 
 
-def application(config: Config, settings: Settings) -> serve.Application:
-    """Make what Serve runs. Raises `SettingsError`."""
+def application(config: Config, settings: Settings, *, restart: bool = False) -> serve.Application:
+    """Make what Serve runs; with `restart` no replica of before goes on. Raises `SettingsError`."""
     check_settings(settings)
     if not config.roles:
         raise SettingsError(
@@ -231,10 +249,16 @@ def application(config: Config, settings: Settings) -> serve.Application:
         )
     text = config.path.read_text("utf-8")
     first, *others = config.roles.values()
-    drain = settings.drain_seconds
-    bound = {role.id: _deployment(Replica, role, config, drain).bind(text, role.id) for role in others}
-    ingress = serve.ingress()(Ingress)
-    return _deployment(ingress, first, config, drain).bind(text, first.id, **bound)
+
+    def make(kind: type[Any], role: RoleSpec, **more: Any) -> serve.Deployment:
+        made = _deployment(kind, role, config, settings.drain_seconds, **more)
+        # Serve's own is a random one at each deploy, and replaces every replica.
+        made._version = secrets.token_hex() if restart else _version(config, role)  # noqa: SLF001
+        return made
+
+    bound = {role.id: make(Replica, role).bind(text, role.id) for role in others}
+    ingress = make(serve.ingress()(Ingress), first, user_config=text)
+    return ingress.bind(text, first.id, **bound)
 
 
 def build(arguments: Mapping[str, str]) -> serve.Application:
@@ -243,7 +267,7 @@ def build(arguments: Mapping[str, str]) -> serve.Application:
     return application(load_config(Path(arguments.get("models", settings.models))), settings)
 
 
-def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: float) -> serve.Deployment:
+def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: float, **more: Any) -> serve.Deployment:
     places = [_places(model) for model in config.of_role(role.id).models.values()]
     runs, queues = sum(one[0] for one in places), sum(one[1] for one in places)
     number: dict[str, Any] = {"num_replicas": role.replicas.min}
@@ -258,6 +282,10 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
         }
     if role.most_per_node is not None:
         number["max_replicas_per_node"] = role.most_per_node
+    # The first role refuses requests itself, in its own words; Serve would in others.
+    most = runs + queues + _OTHER_REQUESTS if kind is Replica else _UNLIMITED
+    if kind is Replica and any(isinstance(model, ChatModelSpec) for model in config.of_role(role.id).models.values()):
+        number["request_router_config"] = RequestRouterConfig(request_router_class=StickyRouter)
     options: dict[str, Any] = {"num_cpus": 1, "num_gpus": role.gpus}
     if role.resource is not None:
         options["resources"] = {role.resource: 0.001}
@@ -265,17 +293,26 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
         kind,
         name=role.id,
         ray_actor_options=options,
-        max_ongoing_requests=runs + queues + _OTHER_REQUESTS,
-        max_queued_requests=runs + queues + _OTHER_REQUESTS,
+        max_ongoing_requests=most,
+        max_queued_requests=most,
+        logging_config={"enable_access_log": False},  # we have our own
         health_check_period_s=5,
         health_check_timeout_s=30,
-        graceful_shutdown_timeout_s=drain_seconds + _DRAIN_MARGIN_SECONDS,
+        graceful_shutdown_timeout_s=DEREGISTER_SECONDS + drain_seconds + _DRAIN_MARGIN_SECONDS,
         graceful_shutdown_wait_loop_s=0.5,
         max_surge_percent=100 if role.surge else 0,
         **number,
+        **more,
     )
     assert isinstance(made, serve.Deployment)  # noqa: S101
     return made
+
+
+def _version(config: Config, role: RoleSpec) -> str:
+    """Return what is another where a deploy has to replace the replicas of this role."""
+    own = [entry.model_dump_json() for entry in config.of_role(role.id).entries.values()]
+    said = [importlib.metadata.version("hearth-inference"), *config.roles, *own]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
 def _places(model: ModelSpec) -> tuple[int, int]:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -15,6 +17,8 @@ import httpx2
 import postgres_parts
 import yaml
 from serving import BIN, NO_COMPILER, ROOT, Key, poll_until
+
+from server.cluster.environment import PORTS, environment
 
 HOST = Path(__file__).with_name("cluster_host.py")
 CHAT, IMAGES, SPEECH = "service-plus", "service-image", "service-voice"
@@ -46,15 +50,15 @@ class RayCluster:
 
     def __init__(self, folder: Path, database_url: str) -> None:
         self.folder = folder
+        self._haproxy = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))  # its sockets' paths have to be short
         self.ports = {name: _free_port() for name in ("head", "a", "b", "c")}
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "RAY_"))},
             **NO_COMPILER,
             "OMP_NUM_THREADS": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-            "RAY_worker_niceness": "0",
-            "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+            **environment(self._haproxy),
+            **_own_ports(),
             "RAY_AUTH_MODE": "disabled",
             "HEARTH_DATABASE_URL": database_url,
             "HEARTH_FILES_URL": (folder / "files").as_uri(),
@@ -94,10 +98,11 @@ class RayCluster:
             self._process.kill()
             self._process.wait(10)
         self._process.stdout.close()  # type: ignore[union-attr]
+        shutil.rmtree(self._haproxy)
 
     def add(self, name: str) -> None:
         """Add a node; its proxy has the port `ports[name]`."""
-        self._ask("add", name, {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.ports[name])})
+        self._ask("add", name, {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.ports[name]), **_own_ports()})
 
     def remove(self, name: str) -> None:
         """Kill a node with everything that runs on it."""
@@ -131,6 +136,11 @@ class RayCluster:
         assert done.returncode == 0, done.stderr
         return Key(json.loads(done.stdout)["key"])
 
+    def replica_urls(self) -> list[str]:
+        """Return where the replicas that speak HTTP listen themselves: HAProxy has a key stay with one of them."""
+        urls = (one["status"]["base_url"] for one in self.status()["replicas"])
+        return [url.removesuffix("/v1") for url in urls if url is not None]
+
     def root_url(self, node: str = "head") -> str:
         return f"http://127.0.0.1:{self.ports[node]}"
 
@@ -156,6 +166,11 @@ class RayCluster:
             if line.startswith("{"):
                 return dict(json.loads(line))
         raise AssertionError(f"The cluster has ended:\n{(self.folder / 'ray.log').read_text()[-3000:]}")
+
+
+def _own_ports() -> dict[str, str]:
+    """Return those that are one machine's, of which there are several here."""
+    return {name: str(_free_port()) for name in PORTS if "DIRECT_INGRESS" not in name}
 
 
 def _free_port() -> int:

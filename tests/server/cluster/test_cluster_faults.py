@@ -97,16 +97,25 @@ async def test_a_deploy_under_load_refuses_nothing(cluster: RayCluster):
 
     before = nodes_of(cluster)
     asking = [asyncio.create_task(ask(node)) for node in ("a", "b") for _ in range(2)]
-    changed = models_yaml(cluster.folder / "models.yaml", ROLES, tiers={"late": {"models": ["standard"]}})
-    await asyncio.to_thread(cluster.deploy, changed)
+    path, tiers = cluster.folder / "models.yaml", {"late": {"models": ["standard"]}}
+    await asyncio.to_thread(cluster.deploy, models_yaml(path, ROLES, tiers=tiers))
+    admin = {"Authorization": f"Bearer {cluster.make_key('admin', '--scope', 'admin').text}"}
+
+    def knows() -> bool:
+        tiers = httpx2.get(f"{cluster.root_url('a')}/v1/admin/tiers", headers=admin).json()["data"]
+        return "late" in {tier["id"] for tier in tiers}
+
+    await async_poll_until(knows, 30)
+    assert nodes_of(cluster) == before, "no model is another"
+    path.write_text(path.read_text().replace(f"{CHAT}:\n    ", f"{CHAT}:\n    description: Another.\n    ", 1))
+    await asyncio.to_thread(cluster.deploy, path)
     ending.set()
     await asyncio.gather(*asking)
     assert set(codes) == {200}, {code: codes.count(code) for code in set(codes)}
     assert len(codes) > 20
     after = nodes_of(cluster)
     assert not {*before["chat"]} & {*after["chat"]}
-    async with client(cluster, "a", cluster.make_key("admin", "--scope", "admin")) as http:
-        assert "late" in {tier["id"] for tier in (await http.get("/admin/tiers")).json()["data"]}
+    assert after["voices"] == before["voices"]
 
 
 async def test_a_deploy_that_cannot_be_served_leaves_what_there_is(cluster: RayCluster):

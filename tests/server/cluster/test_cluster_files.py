@@ -9,6 +9,7 @@ import typer
 import yaml
 from serving import ROOT
 
+from server.cluster.environment import BARE
 from server.settings import Settings
 
 MANIFEST = list(yaml.safe_load_all((ROOT / "docker" / "kuberay.yaml").read_text()))
@@ -39,6 +40,7 @@ def test_the_manifest_sets_what_there_is_and_all_that_a_cluster_needs():
     given = {*MANIFEST[1]["stringData"]}
     for pod in pods():
         for container in pod["containers"]:
+            assert {one["name"]: one["value"] for one in container["env"]}.items() >= BARE.items()
             given |= {one["name"] for one in container["env"] if one["name"].startswith("HEARTH_")}
     assert given <= SETTINGS
     assert {"HEARTH_DATABASE_URL", "HEARTH_FILES_URL"} <= given

@@ -1,0 +1,99 @@
+"""How a replica speaks HTTP: itself, as one server does, behind the HAProxy that Ray runs on every machine.
+
+Serve's own proxy is a Python process that each piece of an answer would have to pass. HAProxy sends requests to the
+replicas' own ports. Serve would listen there with plain uvicorn: `speak` has it use our protocol, so that limits,
+errors and writes are those of one server.
+"""
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from ray.serve._private import constants
+from ray.serve._private import replica as serve_replica
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.app import HearthApp
+from server.errors import NO_REPLICA
+from server.http.protocol import http_config
+from server.serve import StartError, listen
+from server.settings import SettingsError
+
+_FOR_SERVE = {
+    constants.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER.encode(),
+    constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER.encode(),
+}
+# Whom Serve watches for leaving, it reads the whole body of, however large, and before we look at its key.
+_UNWATCHED = (constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER.encode(), b"?1")
+
+
+def check_environment() -> None:
+    """Refuse to run where Serve's Python proxy would pass the requests on. Raises `SettingsError`."""
+    if not constants.RAY_SERVE_ENABLE_HA_PROXY or constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
+        raise SettingsError(
+            "Ray was started without what Hearth needs of it (RAY_SERVE_ENABLE_HA_PROXY=1 and others). Start every "
+            "machine with `hearth cluster up`; on Kubernetes set the variables of docker/kuberay.yaml."
+        )
+
+
+def speak(app: HearthApp, address: str) -> None:
+    """Have the replica of this process listen by our protocol, once it is ready. Serve says at which port."""
+
+    async def start(
+        serve: ASGIApp, options: Any, *, event_loop: asyncio.AbstractEventLoop, **_: Any
+    ) -> tuple[asyncio.Task[None], uvicorn.Server]:
+        try:
+            listener = listen(app.state.settings.model_copy(update={"host": options.host, "port": options.port}))
+        except StartError as error:
+            raise RuntimeError(str(error)) from error.__cause__  # Serve takes another port then
+        app.state.base_url = f"http://{address}:{options.port}/v1"
+        server = _Server(app, serve)
+        return event_loop.create_task(server.serve(sockets=[listener])), server
+
+    serve_replica.start_asgi_http_server = start
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: HearthApp, serve: ASGIApp) -> None:
+        self._app = app
+        config = http_config(_Entrance(app, serve), app.state.settings, None)
+        config.lifespan = "off"
+        config.timeout_graceful_shutdown = None
+        super().__init__(config)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Let what runs finish, and end what has not after the time for it with an error event."""
+        state = self._app.state
+        draining = asyncio.create_task(state.drain.drain(state.settings.drain_seconds))
+        await super().shutdown(sockets)
+        await draining
+
+
+class _Entrance:
+    """Serve's entrance, where requests are counted for autoscaling and the drain. It ends in `OwnHttp`."""
+
+    def __init__(self, app: HearthApp, serve: ASGIApp) -> None:
+        self.state = app.state
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [header for header in scope["headers"] if header[0] not in _FOR_SERVE]
+        await self._serve({**scope, "headers": [*headers, _UNWATCHED]}, receive, send)
+
+
+class OwnHttp:
+    """The app, for requests that came to the replica's own port.
+
+    While HAProxy knows of no replica that is up, Ray has them come through Serve's Python proxy.
+    """
+
+    def __init__(self, app: HearthApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the lifespan is the replica's
+            return
+        answer: ASGIApp = self._app
+        if "hearth.connection" not in scope:
+            answer = NO_REPLICA.response()
+        await answer(scope, receive, send)
