@@ -242,41 +242,25 @@ def _connected(address: str) -> Iterator[None]:
 
 
 def _machine_table(nodes: list[MachineState]) -> Any:
-    rows = (
-        (one.address, ("head, " if one.head else "") + ("up" if one.alive else "gone"), str(one.gpus), str(one.cpus))
-        for one in nodes
-    )
+    states = (("head, " if one.head else "") + ("up" if one.alive else "gone") for one in nodes)
+    rows = ((one.address, state, str(one.gpus), str(one.cpus)) for one, state in zip(nodes, states, strict=True))
     return table(("machine", "state", "GPUs", "CPUs"), rows)
 
 
 def _role_table(roles: dict[str, Any]) -> Any:
+    counts = (", ".join(f"{n} {state.lower()}" for state, n in role["replicas"].items()) for role in roles.values())
     rows = (
-        (
-            name,
-            role["status"],
-            ", ".join(f"{count} {state.lower()}" for state, count in role["replicas"].items()),
-            role["message"],
-        )
-        for name, role in roles.items()
+        (name, role["status"], count, role["message"])
+        for (name, role), count in zip(roles.items(), counts, strict=True)
     )
     return table(("role", "state", "replicas", ""), rows)
 
 
 def _model_table(found: list[ReplicaStatus]) -> Any:
-    columns = ("replica", "machine", "model", "state", "running", "waiting", "restarts")
-    return table(
-        columns,
-        (
-            (
-                f"{one.role} {one.replica}",
-                one.node,
-                model.id,
-                model.status,
-                str(model.running),
-                str(model.waiting),
-                str(model.restarts),
-            )
-            for one in sorted(found, key=lambda one: (one.role, one.node))
-            for model in one.status.models
-        ),
+    columns = ("replica", "machine", "model", "state", "running", "waiting")
+    rows = (
+        (f"{one.role} {one.replica}", one.node, model.id, model.status, *map(str, (model.running, model.waiting)))
+        for one in sorted(found, key=lambda one: (one.role, one.node))
+        for model in one.status.models
     )
+    return table(columns, rows)

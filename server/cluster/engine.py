@@ -9,19 +9,21 @@ import contextlib
 import hashlib
 import json
 import time
+from collections import ChainMap
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from engine import Config, Engine, EngineError, ModelHealth, ModelInfo, ModelLoad, RequestError, Voice
 from engine.errors import GenerationError, ModelLoadingError, OverloadedError, StartError, UnavailableError, engine_died
 from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, TokenStream
-from engine.types import ANSWERS, ChatRequest, Tokenized
+from engine.types import ANSWERS, ChatRequest
 from server.errors import to_api_error
 from server.store.database import SideTasks
 
+_T = TypeVar("_T")
 Kind: TypeAlias = Literal["chat", "text", "images", "embed", "rerank", "speech"]
 _STREAMS: dict[Kind, type[Stream[Any]]] = {
     "chat": TokenStream,
@@ -160,29 +162,27 @@ class Remote:
         found = {
             name: ModelHealth(name, "loading", "waiting for a replica", 0.0, 0.0, 0, None) for name in self.entries
         }
-        for state in self.states():
-            for health in state.health:
-                if health.status in ANSWERS or found[health.id].status not in ANSWERS:
-                    found[health.id] = replace(health, waiting=health.waiting + found[health.id].waiting)
+        for health in chain.from_iterable(state.health for state in self.states()):
+            before = found.get(health.id)  # None: of a models.yaml that is being deployed, or was before
+            if before is not None and (health.status in ANSWERS or before.status not in ANSWERS):
+                found[health.id] = replace(health, waiting=health.waiting + before.waiting)
         return found
 
     def models(self) -> dict[str, ModelInfo]:
         """Return each model that was seen, with what runs and waits in all replicas."""
         found: dict[str, ModelInfo] = {}
-        for state in self.states() or self._states:
-            for info in state.models:
-                before = found.get(info.id)
-                running, waiting = (before.running, before.waiting) if before else (0, 0)
-                better = before if before is not None and before.status in ANSWERS else info
-                found[info.id] = replace(better, running=running + info.running, waiting=waiting + info.waiting)
-        health = self.health()
-        return {name: replace(info, status=health[name].status) for name, info in found.items()}
+        for info in chain.from_iterable(state.models for state in self.states() or self._states):
+            before = found.get(info.id, replace(info, running=0, waiting=0))
+            better = before if before.status in ANSWERS else info
+            running, waiting = before.running + info.running, before.waiting + info.waiting
+            found[info.id] = replace(better, running=running, waiting=waiting)
+        return {name: replace(found[name], status=one.status) for name, one in self.health().items() if name in found}
 
     def voices(self, model: str) -> tuple[Voice, ...]:
-        return self._states[0].voices[model] if self._states else ()
+        return self._states[0].voices.get(model, ()) if self._states else ()
 
     def voice_warnings(self, model: str) -> tuple[str, ...]:
-        return self._states[0].voice_warnings[model] if self._states else ()
+        return self._states[0].voice_warnings.get(model, ()) if self._states else ()
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of a replica's engine that gives one answer."""
@@ -317,6 +317,19 @@ def _of_its_role(kind: Kind) -> Any:
     return method
 
 
+def _one_answer(name: str) -> Any:
+    """Make the method `name` of the engine, whose first argument is a model or has one, likewise."""
+    own = getattr(Engine, name)
+
+    async def method(self: "ClusterEngine", asked: Any, *more: Any, **named: Any) -> Any:
+        remote = self.elsewhere.get(asked if isinstance(asked, str) else asked.model)
+        if remote is None:
+            return await own(self, asked, *more, **named)
+        return await remote.call(name, asked, *more, **named)
+
+    return method
+
+
 class ClusterEngine(Engine):
     """The engine of one replica, with the models of its role; those of `remotes` are elsewhere."""
 
@@ -358,21 +371,9 @@ class ClusterEngine(Engine):
     rerank = _of_its_role("rerank")
     speech = _of_its_role("speech")
 
-    async def count_tokens(self, request: ChatRequest) -> int:
-        if remote := self.elsewhere.get(request.model):
-            return int(await remote.call("count_tokens", replace(request, before_turn=None)))
-        return await super().count_tokens(request)
-
-    async def tokenize(self, model: str, prompt: ChatRequest | str, *, special_tokens: bool = True) -> Tokenized:
-        if remote := self.elsewhere.get(model):
-            found: Tokenized = await remote.call("tokenize", model, prompt, special_tokens=special_tokens)
-            return found
-        return await super().tokenize(model, prompt, special_tokens=special_tokens)
-
-    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
-        if remote := self.elsewhere.get(model):
-            return str(await remote.call("detokenize", model, ids))
-        return await super().detokenize(model, ids)
+    count_tokens = _one_answer("count_tokens")
+    tokenize = _one_answer("tokenize")
+    detokenize = _one_answer("detokenize")
 
     async def load(self, model: str) -> None:
         if remote := self.elsewhere.get(model):
@@ -409,16 +410,12 @@ class ClusterEngine(Engine):
         return super().voice_warnings(model) if remote is None else remote.voice_warnings(model)
 
     def models(self) -> tuple[ModelInfo, ...]:
-        found = {health.id: self._info(health) for health in self.own_health()}
-        for remote in self._remotes:
-            found |= remote.models()
-        return tuple(found[name] for name in _in_order(self.config) if name in found)
+        own = {health.id: self._info(health) for health in self.own_health()}
+        return self._in_order(own, *(remote.models() for remote in self._remotes))
 
     def health(self) -> tuple[ModelHealth, ...]:
-        found = {health.id: health for health in self.own_health()}
-        for remote in self._remotes:
-            found |= remote.health()
-        return tuple(found[name] for name in _in_order(self.config) if name in found)
+        own = {health.id: health for health in self.own_health()}
+        return self._in_order(own, *(remote.health() for remote in self._remotes))
 
     def loads(self) -> tuple[ModelLoad, ...]:
         found = {load.id: load for load in super().loads()}
@@ -426,9 +423,10 @@ class ClusterEngine(Engine):
             before = found.get(load.id, ModelLoad(load.id, 0, 0))
             running, waiting = load.running + before.running, load.waiting + before.waiting
             found[load.id] = replace(load, running=running, waiting=waiting)
-        return tuple(found[name] for name in self.config.models if name in found)
+        return self._in_order(found)
 
-
-def _in_order(config: Config) -> list[str]:
-    """The models in the order of models.yaml, adapters behind their base."""
-    return [one for name in config.models for one in (name, *(adapter.id for adapter in config.adapters_of(name)))]
+    def _in_order(self, *found: Mapping[str, _T]) -> tuple[_T, ...]:
+        """In the order of models.yaml, adapters behind their base."""
+        config, every = self.config, ChainMap(*map(dict, found))
+        names = (one for name in config.models for one in (name, *(each.id for each in config.adapters_of(name))))
+        return tuple(every[name] for name in names if name in every)
