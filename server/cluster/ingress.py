@@ -9,27 +9,23 @@ import asyncio
 from typing import Any
 
 import uvicorn
-from ray.serve._private import constants
-from ray.serve._private import replica as serve_replica
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.app import HearthApp
+from server.cluster.compat import HAS_HAPROXY, HAS_TWO_LOOPS, TIMEOUT, UNWATCHED, listen_by
 from server.errors import NO_REPLICA
 from server.http.protocol import http_config
 from server.serve import StartError, listen
 from server.settings import SettingsError
 
-_FOR_SERVE = {
-    constants.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER.encode(),
-    constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER.encode(),
-}
-# Whom Serve watches for leaving, it reads the whole body of, however large, and before we look at its key.
-_UNWATCHED = (constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER.encode(), b"?1")
+_FOR_SERVE = {TIMEOUT.encode(), UNWATCHED.encode()}
+# Where Serve watches for clients that leave, it reads their bodies, however large, and before we look at the key.
+_UNWATCHED = (UNWATCHED.encode(), b"?1")
 
 
 def check_environment() -> None:
     """Refuse to run where Serve's Python proxy would pass the requests on. Raises `SettingsError`."""
-    if not constants.RAY_SERVE_ENABLE_HA_PROXY or constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
+    if not HAS_HAPROXY or HAS_TWO_LOOPS:
         raise SettingsError(
             "Ray was started without what Hearth needs of it (RAY_SERVE_ENABLE_HA_PROXY=1 and others). Start every "
             "machine with `hearth cluster up`; on Kubernetes set the variables of docker/kuberay.yaml."
@@ -50,7 +46,7 @@ def speak(app: HearthApp, address: str) -> None:
         server = _Server(app, serve)
         return event_loop.create_task(server.serve(sockets=[listener])), server
 
-    serve_replica.start_asgi_http_server = start
+    listen_by(start)
 
 
 class _Server(uvicorn.Server):

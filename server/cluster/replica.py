@@ -26,6 +26,7 @@ from engine.config.cluster import RoleSpec
 from engine.config.models import ChatModelSpec
 from engine.types import SETTLED
 from server.app import Place, create_app
+from server.cluster.compat import set_version
 from server.cluster.engine import ClusterEngine, Handle, Kind, Message, Remote, RoleState, answer
 from server.cluster.environment import DEREGISTER_SECONDS
 from server.cluster.ingress import OwnHttp, check_environment, speak
@@ -252,8 +253,7 @@ def application(config: Config, settings: Settings, *, restart: bool = False) ->
 
     def make(kind: type[Any], role: RoleSpec, **more: Any) -> serve.Deployment:
         made = _deployment(kind, role, config, settings.drain_seconds, **more)
-        # Serve's own is a random one at each deploy, and replaces every replica.
-        made._version = secrets.token_hex() if restart else _version(config, role)  # noqa: SLF001
+        set_version(made, secrets.token_hex() if restart else _version(config, role))
         return made
 
     bound = {role.id: make(Replica, role).bind(text, role.id) for role in others}
