@@ -169,12 +169,12 @@ class Replica:
 class Ingress(Replica):
     """A replica of the first role, to which HAProxy sends the requests of clients."""
 
-    async def reconfigure(self, models: str) -> None:
+    async def reconfigure(self, given: Mapping[str, str]) -> None:
         """Take over what a deploy has changed in models.yaml, other than the models of this role."""
-        if models == self._models:
+        if given["models"] == self._models:
             return
-        self._models, path = models, self._app.state.settings.models
-        await asyncio.to_thread(path.write_text, models, "utf-8")
+        self._models, path = given["models"], self._app.state.settings.models
+        await asyncio.to_thread(path.write_text, self._models, "utf-8")
         config = await asyncio.to_thread(load_config, path)
         await self._app.state.engine.take_over(config)
         self._app.state.metrics.models = config.entries
@@ -257,7 +257,7 @@ def application(config: Config, settings: Settings, *, restart: bool = False) ->
         return made
 
     bound = {role.id: make(Replica, role).bind(text, role.id) for role in others}
-    ingress = make(serve.ingress()(Ingress), first, user_config=text)
+    ingress = make(serve.ingress()(Ingress), first, user_config={"models": text})
     return ingress.bind(text, first.id, **bound)
 
 

@@ -22,7 +22,7 @@ from server.cluster.environment import PORTS, environment
 
 HOST = Path(__file__).with_name("cluster_host.py")
 CHAT, IMAGES, SPEECH = "service-plus", "service-image", "service-voice"
-DEPLOY_SECONDS = 240
+DEPLOY_SECONDS = 420
 
 
 def missing_reason() -> str | None:
