@@ -38,8 +38,9 @@ def speak(app: HearthApp, address: str) -> None:
     async def start(
         serve: ASGIApp, options: Any, *, event_loop: asyncio.AbstractEventLoop, **_: Any
     ) -> tuple[asyncio.Task[None], uvicorn.Server]:
+        every = "::" if ":" in address else "0.0.0.0"  # noqa: S104  # HAProxy comes from other machines, too
         try:
-            listener = listen(app.state.settings.model_copy(update={"host": options.host, "port": options.port}))
+            listener = listen(app.state.settings.model_copy(update={"host": every, "port": options.port}))
         except StartError as error:
             raise RuntimeError(str(error)) from error.__cause__  # Serve takes another port then
         app.state.base_url = f"http://{address}:{options.port}/v1"
