@@ -207,7 +207,7 @@ def down(
 
 
 def _set(values: Mapping[str, str]) -> None:
-    for name, value in {"RAY_AUTH_MODE": "token", **values}.items():
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_SERVE_LOG_TO_STDERR": "0", **values}.items():
         os.environ.setdefault(name, value)
 
 
@@ -228,11 +228,14 @@ def _connected(address: str) -> Iterator[None]:
     _set(BARE)
     warnings.simplefilter("ignore")
     import ray
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    from ray.exceptions import AuthenticationError
 
     try:
         ray.init(address=address, namespace="hearth", log_to_driver=False, logging_level=logging.ERROR)
+    except AuthenticationError:
+        refuse(
+            "The cluster's token is missing or another: RAY_AUTH_TOKEN_PATH names its file (docs/cluster.md).", code=1
+        )
     except (ConnectionError, RuntimeError, ValueError) as error:
         refuse(f"No cluster answers at {address}: {error}. `{HEARTH} cluster up` starts one.", code=1)
     try:

@@ -55,3 +55,14 @@ def test_sqlite_is_refused_in_words(tmp_path: Path):
 def test_an_error_crosses_to_another_process_as_it_is(error: EngineError):
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (type(again), vars(again), str(again)) == (type(error), vars(error), str(error))
+
+
+def test_a_missing_token_is_said_in_words(tmp_path: Path):
+    pytest.importorskip("ray", reason="Ray is not installed (./scripts/setup --ray)")
+    bare = {name: value for name, value in BARE.items() if not name.startswith("RAY_")}
+    command = [BIN / "hearth", "cluster", "status", "--address", "127.0.0.1:9"]
+    environment = bare | {"HOME": str(tmp_path), "RAY_AUTH_TOKEN_PATH": str(tmp_path / "absent")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "token" in done.stderr
+    assert "Traceback" not in done.stderr
