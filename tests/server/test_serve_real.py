@@ -142,7 +142,7 @@ def test_who_says_no_gets_nothing_and_hears_how_the_demos_start(hub: HubServer, 
 
 @pytest.mark.rounds
 def test_the_same_command_continues_after_a_line_that_broke(hub: HubServer, tmp_path: Path):
-    hub.faults[WEIGHTS] = [Fault(cut=400_000)] * 60
+    hub.faults[WEIGHTS] = [Fault(cut=10_000)] * 60
     assert _alone(tmp_path, hub, "--yes").returncode == 1
     hub.faults.clear()
     size, before = len(hub.repositories[REPOSITORY].files[WEIGHTS]), hub.served_bytes[WEIGHTS]
