@@ -109,7 +109,7 @@ async def test_a_deploy_under_load_refuses_nothing(cluster: RayCluster):
 
     await async_poll_until(knows, 30)
     assert nodes_of(cluster) == before, "no model is another"
-    path.write_text(path.read_text().replace(f"{CHAT}:\n    ", f"{CHAT}:\n    description: Another.\n    ", 1))
+    path.write_text(path.read_text().replace("description: ", "description: Another. ", 1))
     await asyncio.to_thread(cluster.deploy, path)
     ending.set()
     await asyncio.gather(*asking)
