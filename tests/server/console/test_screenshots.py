@@ -38,6 +38,8 @@ def test_the_pictures_show_a_server_at_work(server: Server, admin_key: Key, tmp_
         fill(tab)
         for name in ("Chat", "Images", "Models", "Usage"):
             tab.go(name)
+            if name == "Models":
+                tab.page.get_by_role("region", name="Memory").wait_for()
             for scheme in ("light", "dark"):
                 tab.page.emulate_media(color_scheme=scheme)
                 tab.page.wait_for_load_state("networkidle")
