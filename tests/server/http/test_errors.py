@@ -66,6 +66,8 @@ async def test_head_is_answered_without_a_body(http: httpx2.AsyncClient, path: s
         ("/chat/completions", "The base address ends in /v1"),
         ("/models/", "/v1"),
         ("/v1/moderations", "/v1/chat/completions, "),
+        ("/v1/score", "/v1/rerank"),
+        ("/score", "/v1/rerank"),
         ("/v1/../health/live", "/v1"),
         ("/redoc", "/v1"),
         # What other servers have.

@@ -176,6 +176,21 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
         *each("messages", [user(5, user=CANARY)], param="messages[0].content"),
         *each("messages", [user([CANARY])], param="messages[0].content[0]"),
         *each("messages", [user([{"type": CANARY, "text": CANARY}])], param="messages[0].content[0].type"),
+        *each(
+            "messages",
+            [
+                user([{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}]),
+                user(
+                    [
+                        {
+                            "type": "file",
+                            "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERg=="},
+                        }
+                    ]
+                ),
+            ],
+            param="messages[0].content[0].type",
+        ),
         *each("messages", [user([{"text": CANARY}])], param="messages[0].content[0].type", code=FIELD),
         *each("messages", [user([{"type": "text", "text": 5}])], param="messages[0].content[0].text"),
         *each("messages", [user([{"type": "text"}])], param="messages[0].content[0].text", code=FIELD),

@@ -67,6 +67,29 @@ async def test_streamed_and_plain_agree_wherever_the_answer_is_cut(
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
 
 
+async def test_a_first_message_beside_all_tools_of_a_front_end_is_answered(client: openai.AsyncOpenAI) -> None:
+    """As large as Open WebUI's: 36 tools, 26 kB of JSON."""
+    about = "Search, list, read, write or change what the user keeps in the front end, and return it as JSON. " * 4
+    fields = {name: {"type": "string", "description": about[:60]} for name in ("query", "id")}
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {
+                "name": f"front_end_tool_{number}",
+                "description": about,
+                "parameters": {"type": "object", "properties": fields, "required": ["query"]},
+            },
+        }
+        for number in range(36)
+    ]
+    assert 24_000 < len(json.dumps(tools)) < 28_000
+    answer = await client.chat.completions.create(model=MODEL, messages=HELLO.messages, tools=tools, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 6000
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content  # which one is no promise: these tools are none of the demo's
+
+
 async def test_required_and_named_call_even_where_the_model_would_not(client: openai.AsyncOpenAI) -> None:
     _, calls, finish_reason = await plain(client, **request(HELLO, tool_choice="required"))
     assert finish_reason == "tool_calls"
