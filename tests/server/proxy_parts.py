@@ -23,7 +23,7 @@ class Proxy:
     """One proxy in front of a server. Use as `with`; it speaks HTTPS at `url`."""
 
     def __init__(self, kind: str, folder: Path, upstream: str, pair: Pair) -> None:
-        self._kind = kind
+        self.kind = kind
         self._folder = folder
         self._port = _free_port()
         self._upstream = upstream
@@ -32,10 +32,10 @@ class Proxy:
         self.url = f"https://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
-        program = shutil.which(self._kind, path="/usr/sbin:/usr/bin:/usr/local/bin")
+        program = shutil.which(self.kind, path="/usr/sbin:/usr/bin:/usr/local/bin")
         assert program is not None
         with (self._folder / "output").open("wb") as output:
-            command = [program, *getattr(self, f"_{self._kind}")()]
+            command = [program, *getattr(self, f"_{self.kind}")()]
             environment = {"HOME": str(self._folder), "XDG_DATA_HOME": str(self._folder)}
             self._process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=self._folder)
         poll_until(self._listens, 30, describe=self.log)

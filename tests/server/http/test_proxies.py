@@ -128,14 +128,18 @@ async def test_whoever_asks_is_logged_by_their_address_and_not_by_what_they_clai
     assert (await line_of(chat_server, answer.headers["x-request-id"]))["client"] == "127.0.0.1"
 
 
-async def test_errors_stay_our_own(outside: httpx2.AsyncClient, pair: Pair):
+async def test_errors_stay_our_own(outside: httpx2.AsyncClient, proxy: Proxy, pair: Pair):
     assert_error(await outside.get("/v1/models/none"), 404, "model_not_found", "model")
     assert_error(await outside.get("/v1/models", headers={"Authorization": "Bearer no"}), 401, "invalid_api_key")
     too_large = b'{"model": "' + b"x" * (25 * 2**20) + b'"}'
-    # By a client that reads after it failed to write: Caddy closes half a second after an answer, whatever still comes.
-    with httpx2.Client(base_url=outside.base_url, headers=outside.headers, verify=pair.client_context()) as client:
-        json = {"Content-Type": "application/json"}
-        answer = await asyncio.to_thread(client.post, CHAT, content=too_large, headers=json, timeout=60)
+    json = {"Content-Type": "application/json"}
+    if (
+        proxy.kind == "caddy"
+    ):  # It closes half a second after an answer, whatever comes: only who reads on sees the 413.
+        with httpx2.Client(base_url=outside.base_url, headers=outside.headers, verify=pair.client_context()) as client:
+            answer = await asyncio.to_thread(client.post, CHAT, content=too_large, headers=json, timeout=60)
+    else:
+        answer = await outside.post(CHAT, content=too_large, headers=json)
     assert_error(answer, 413, "request_too_large")
 
 
