@@ -50,7 +50,6 @@ _PATTERNS = {
 _OPTIONAL_GROUP = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\)\?", re.DOTALL)
 _FORMATS = frozenset({"email", "duration", "hostname", "uuid", "uri", *_PATTERNS})
 _CHOICES = ("anyOf", "oneOf")
-_VALUES = frozenset({"const", "enum", "default", "examples"})  # of a document, which are no schemas
 _OBJECT = _BY_TYPE["object"]
 _BOUNDS = _BY_TYPE["number"]
 _DECIMALS = 6  # of a bound, as xgrammar reads it
@@ -75,6 +74,7 @@ _SHAPES: dict[type, tuple[str, ...]] = {
     list: ("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems"),
     str: ("$ref", "pattern", "format"),
 }
+_LISTS, _SINGLE = ("anyOf", "oneOf", "allOf", "prefixItems"), ("items", "additionalProperties")
 # Numbers are the exception: a whole one is an integer, too.
 _JSON_TYPES = {bool: "boolean", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
 
@@ -118,8 +118,14 @@ def _everywhere(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]])
         return [_everywhere(each, change) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    parts = {name: value if name in _VALUES else _everywhere(value, change) for name, value in schema.items()}
-    return change(parts)
+    changed = dict(schema)
+    for name in _SHAPES[dict]:  # the names within are of properties, not keywords
+        if isinstance(schema.get(name), dict):
+            changed[name] = {key: _everywhere(each, change) for key, each in schema[name].items()}
+    for name in (*_LISTS, *_SINGLE):
+        if name in schema:
+            changed[name] = _everywhere(schema[name], change)
+    return change(changed)
 
 
 def _equivalent(schema: dict[str, Any]) -> dict[str, Any]:
@@ -241,9 +247,9 @@ def parts(schema: dict[str, Any]) -> Iterator[Any]:
     """Yield what stands within a schema where schemas do."""
     for name in _SHAPES[dict]:
         yield from schema.get(name, {}).values()
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+    for name in _LISTS:
         yield from schema.get(name, ())
-    yield from (schema[name] for name in ("items", "additionalProperties") if name in schema)
+    yield from (schema[name] for name in _SINGLE if name in schema)
 
 
 def _beside(leading: str, schema: dict[str, Any], others: set[str]) -> Iterator[str]:

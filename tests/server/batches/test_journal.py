@@ -85,5 +85,5 @@ async def test_what_was_appended_is_on_disk_when_the_block_ends(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "file-", "batch_" + "0" * 31 + "/", "file-" + "Z" * 32])
 async def test_what_is_no_id_is_no_path(tmp_path: Path, name: str):
-    with pytest.raises(ValueError, match="no id"):
+    with pytest.raises(ValueError, match="not an id"):
         Folder(tmp_path).file(name)

@@ -73,6 +73,15 @@ def _is_broken(schema: Any, *, seed: int) -> bool:
 _RANDOM = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.parametrize("name", sorted(_TYPED | {"type", "enum", "const", "anyOf", "$ref", "$defs", "not", "x-own"}))
+def test_a_property_may_have_the_name_of_a_keyword(name: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "string", "pattern": "^a+$"}}, "required": [name]}
+    assert not malformed(schema)
+    assert enforceable(schema) == applicable(schema) == of_the_type(schema) == schema
+    assert unenforced(schema) is None
+    assert enforceable({"type": "object", "x-own": {name: 1}}) == {"type": "object", "x-own": {name: 1}}
+
+
 @settings(_RANDOM, max_examples=150)
 @given(SCHEMAS, SCHEMAS, st.integers())
 def test_what_is_accepted_as_strict_is_kept(schema: Any, one: Any, seed: int) -> None:
