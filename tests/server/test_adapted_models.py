@@ -122,7 +122,7 @@ async def test_it_is_a_model_of_its_own_for_keys_usage_and_the_list(adapted: Ser
 async def test_one_that_was_made_for_another_model_fails_alone(adapted: Server, client: httpx2.AsyncClient):
     refused = await client.post(CHAT, json={"model": "broken", "messages": QUESTION})
     assert_error(refused, 503, "engine_unavailable", None)
-    assert "could not be put on its base" in refused.json()["error"]["message"]
+    assert "could not be loaded on its base" in refused.json()["error"]["message"]
     adapted.wait_for_line(r"broken cannot be served: .* was made for another model than its base: .*q_proj is 32 x 256")
 
 

@@ -66,10 +66,10 @@ def test_what_is_not_there_is_named(hub: HubServer, tmp_path: Path):
     asked = Wanted(REPOSITORY, NAME, "v9", endpoint=hub.endpoint, first_pause_seconds=PAUSE)
     assert "has no such revision" in refusal(tmp_path, asked)
     for name in ("../x", "a/b/c", "owner/..", "-x/y", "owner/na me"):
-        with pytest.raises(WeightsError, match="is no repository"):
+        with pytest.raises(WeightsError, match="is not a repository"):
             pull(tmp_path, Wanted(name, NAME, endpoint=hub.endpoint))
     for name in ("../x", "/x", "a/../b", ".partial", "a\\b"):
-        with pytest.raises(WeightsError, match="is no name of a folder"):
+        with pytest.raises(WeightsError, match="is not the name of a folder"):
             pull(tmp_path, Wanted(REPOSITORY, name, endpoint=hub.endpoint))
 
 

@@ -36,11 +36,13 @@ RENAMED = {
     "fresh folders": "cached_resolve_tokenizer_args",
     "kv groups": "get_kv_cache_group_metadata",
     "exact values": "_coerce_dict",
+    "marks in texts": "_extract_tool_call_jsons",
 }
 # Of torch and Python, which are not renamed here.
 OTHERS = {"amx", "fork server", "load compiled code"}
-# Said when a process dies, where there are metrics, or by a model of one family: not by an answer without all of these.
-SILENT = {"death", "exact values", "latencies"}
+# Said when a process dies, where there are metrics, by a model of one family, or where tools are offered: not by an
+# answer without all of these.
+SILENT = {"death", "exact values", "latencies", "marks in texts"}
 
 
 def ask(folder: Path, names: list[str]) -> tuple[dict[str, object], list[str]]:

@@ -282,10 +282,10 @@ async def test_two_words_do_not_wait_for_another_keys_long_texts(http: httpx2.As
     async with client_of(server, http, "standard") as other:
         reading = [asyncio.create_task(http.post(SPEECH, json=body)) for body in long]
         deadline = time.monotonic() + 30
-        while f'hearth_queue_waiting{{model="{VOICE_MODEL}"}} 0.0' in (await http.get("/metrics")).text:
+        while f'hearth_queue_running{{model="{VOICE_MODEL}"}} 0.0' in (await http.get("/metrics")).text:
             assert time.monotonic() < deadline
         await spoken(other, input="Hello there.")
-        assert not any(task.done() for task in reading)
+        assert sum(task.done() for task in reading) < len(reading) / 2
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
