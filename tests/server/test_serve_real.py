@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from hub_server import Fault, HubServer
 from serving import BIN, Server
+from small_disks import small_disk
 
 from engine.demo import weights_dir
 
@@ -156,12 +157,7 @@ def test_the_same_command_continues_after_a_line_that_broke(hub: HubServer, tmp_
 def test_a_disk_that_fills_up_while_files_arrive_is_said(hub: HubServer, tmp_path: Path):
     small = tmp_path / "small"
     small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1200m", "tmpfs", small], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("a disk of its own takes the right to mount one")
-    try:
+    with small_disk(small, "1200m"):
         hub.faults[WEIGHTS] = [Fault(hold=200_000)]
         waiting = threading.Thread(target=_fill, args=(hub, small))
         waiting.start()
@@ -170,8 +166,6 @@ def test_a_disk_that_fills_up_while_files_arrive_is_said(hub: HubServer, tmp_pat
         assert ended.returncode == 1
         assert f"The disk of {small / 'weights'} is full" in ended.stderr
         assert not (small / "weights" / "tiny-chat").exists()
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 def _fill(hub: HubServer, disk: Path) -> None:

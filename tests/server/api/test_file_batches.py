@@ -7,11 +7,8 @@ import json
 import random
 import sqlite3
 import struct
-import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -22,6 +19,7 @@ from chat_parts import HELLO, HELLO_ANSWER, MODEL, assert_error
 from openai.types import Batch, FileObject
 from pooling_parts import EMBEDDING
 from serving import Key, Server, async_poll_until
+from small_disks import small_disk
 
 pytestmark = pytest.mark.engine
 
@@ -393,29 +391,13 @@ async def test_a_batch_leaves_its_owner_what_its_own_requests_need(server: Serve
         await ended(own, batch)
 
 
-@contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """A file system of 4 MiB in this place."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        pytest.skip("a real full disk needs the command `mount`")
-    if done.returncode != 0:
-        pytest.skip(f"a real full disk needs the right to mount one: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], timeout=20, check=True)
-
-
 async def test_a_disk_that_gets_full_refuses_the_upload_and_the_server_lives(
     client: openai.AsyncOpenAI, http: httpx2.AsyncClient, server: Server
 ) -> None:
     content = jsonl(hello(f"line {number}", comment="x" * 10_000) for number in range(1000))
     form = {"files": {"file": ("large.jsonl", content)}, "data": {"purpose": "batch"}}
     uploads = server.data_dir / "batches" / "uploads"
-    with small_disk(uploads):
+    with small_disk(uploads, "4m"):
         for _ in range(2):
             assert_error(await http.post("/v1/files", **form), 507, "insufficient_storage")
             await async_poll_until(lambda: not any(uploads.iterdir()), 10)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hub_server import Fault, HubServer
+from small_disks import small_disk
 from small_models import VOICES_ONLY
 from tiny_kokoro import kokoro_files, pickled
 from tiny_omnivoice import omnivoice_files
@@ -229,18 +230,9 @@ def test_a_piper_voice_that_says_no_commerce_goes_where_that_is_refused(desk: De
 @pytest.mark.parametrize("arguments", [(*ADD_MMS, "--accept-licence"), ADD_AMY, ("add", "kokoro"), ADD_OMNIVOICE])
 def test_a_full_disk_is_said_before_anything_large_is_fetched(desk: Desk, arguments: tuple[str, ...]):
     desk.weights.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(desk.weights)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        pytest.skip("a real full disk needs the command `mount`")
-    if done.returncode != 0:
-        pytest.skip(f"a real full disk needs the right to mount one: {done.stderr.strip()}")
-    try:
+    with small_disk(desk.weights, ROOM):
         assert "Not enough room on the disk" in desk.run(*arguments, code=1)
         assert not (desk.weights / "voices").exists()
-    finally:
-        subprocess.run(["umount", str(desk.weights)], timeout=20, check=True)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hub_server import COMMIT, Fault, HubServer
 from serving import BIN, ROOT, poll_until, total_bytes
+from small_disks import small_disk
 from weight_parts import NAME, REPOSITORY, SHARD, model_files, safetensors
 
 from engine.weights.manifest import is_complete, verify
@@ -240,37 +241,30 @@ def test_a_proxy_and_the_token_of_the_environment_are_used(hub: HubServer, shelf
 
 def test_a_disk_that_is_full_is_said_before_or_meanwhile_and_a_pull_goes_on_afterwards(hub: HubServer, shelf: Shelf):
     shelf.weights.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(shelf.weights)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        pytest.skip("a real full disk needs the command `mount`")
-    if done.returncode != 0:
-        pytest.skip(f"a real full disk needs the right to mount one: {done.stderr.strip()}")
-    try:
-        files = model_files() | {SHARD: safetensors(30 * 2**20)}
-        hub.add(REPOSITORY, files)
-        assert "Not enough room on the disk" in shelf.run(*PULL, code=1)[1]
-        assert hub.served_bytes[SHARD] == 0
-        hub.add(REPOSITORY, model_files())
-        hub.faults[SHARD] = [Fault(hold=300_000)]
-        process = shelf.start(*PULL)
-        assert hub.holding.wait(60)
-        filler = shelf.weights / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(2**20)) == 2**20:
-                pass
-        hub.release.set()
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 1
-        assert "is full" in err
-        assert not (shelf.weights / NAME).exists()
-        filler.unlink()
-        shelf.run(*PULL)
-        assert verify(shelf.weights / NAME) == []
-    finally:
-        hub.release.set()
-        subprocess.run(["umount", str(shelf.weights)], timeout=20, check=True)
+    with small_disk(shelf.weights, "80m"):
+        try:
+            files = model_files() | {SHARD: safetensors(30 * 2**20)}
+            hub.add(REPOSITORY, files)
+            assert "Not enough room on the disk" in shelf.run(*PULL, code=1)[1]
+            assert hub.served_bytes[SHARD] == 0
+            hub.add(REPOSITORY, model_files())
+            hub.faults[SHARD] = [Fault(hold=300_000)]
+            process = shelf.start(*PULL)
+            assert hub.holding.wait(60)
+            filler = shelf.weights / "filler"
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(2**20)) == 2**20:
+                    pass
+            hub.release.set()
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == 1
+            assert "is full" in err
+            assert not (shelf.weights / NAME).exists()
+            filler.unlink()
+            shelf.run(*PULL)
+            assert verify(shelf.weights / NAME) == []
+        finally:
+            hub.release.set()
 
 
 def test_ctrl_c_ends_a_pull_and_keeps_what_came(hub: HubServer, shelf: Shelf):

@@ -1,6 +1,5 @@
 """A data directory on a disk that gets full: said once, by /health/ready and in the log, and over by itself."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import httpx2
 import pytest
 from chat_parts import assert_error
 from serving import Server, poll_until
+from small_disks import small_disk
 from small_models import VOICES_ONLY
 from speech_parts import HELLO_EMMA, SPEECH
 
@@ -19,21 +19,12 @@ BEGINS, ENDS = "The key database cannot be written", "The key database can be wr
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     """The folder of a server whose data directory is a file system of its own."""
     data_dir = tmp_path / "data"
     data_dir.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", str(data_dir)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        pytest.skip("a real full disk needs the command `mount`")
-    if done.returncode != 0:
-        pytest.skip(f"a real full disk needs the right to mount one: {done.stderr.strip()}")
-    try:
+    with small_disk(data_dir, "8m"):
         yield tmp_path
-    finally:
-        subprocess.run(["umount", str(data_dir)], timeout=20, check=True)
 
 
 def fill(ballast: Path, spare_bytes: int = 0) -> None:
@@ -48,10 +39,10 @@ def fill(ballast: Path, spare_bytes: int = 0) -> None:
 
 
 @pytest.mark.engine
-def test_a_full_disk_is_named_while_it_lasts_and_costs_two_lines(small_disk: Path) -> None:
-    (small_disk / "models.yaml").write_text(VOICES_ONLY)
-    ballast = small_disk / "data" / "ballast"
-    with Server(small_disk, environment={"HEARTH_MODELS": str(small_disk / "models.yaml")}) as server:
+def test_a_full_disk_is_named_while_it_lasts_and_costs_two_lines(folder: Path) -> None:
+    (folder / "models.yaml").write_text(VOICES_ONLY)
+    ballast = folder / "data" / "ballast"
+    with Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml")}) as server:
         key = server.make_key("emma", tier="standard")
         headers = {"Authorization": f"Bearer {key.text}"}
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import stat
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from image_parts import fill_up
 from serving import async_poll_until, total_bytes
+from small_disks import small_disk
 
 from server.api.images.files import ImageFiles, StoredImage
 from server.errors import ApiError
@@ -275,22 +275,13 @@ async def test_a_caller_who_leaves_while_a_file_is_written_leaves_none_behind(pa
     assert names_in(path) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(name="disk")
+def disk_of_256_kib(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "tmpfs", str(disk)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        pytest.skip("a real full disk needs the command `mount`")
-    if done.returncode != 0:
-        pytest.skip(f"a real full disk needs the right to mount one: {done.stderr.strip()}")
-    try:
+    with small_disk(disk, "256k"):
         yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], timeout=20, check=True)
 
 
 async def assert_refused(files: ImageFiles, data: bytes) -> None:
@@ -302,22 +293,22 @@ async def assert_refused(files: ImageFiles, data: bytes) -> None:
     assert "b64_json" in caught.value.message
 
 
-async def test_a_disk_that_gets_full_in_the_middle_of_a_file_leaves_no_half_of_it(small_disk: Path):
-    path = small_disk / "images"
+async def test_a_disk_that_gets_full_in_the_middle_of_a_file_leaves_no_half_of_it(disk: Path):
+    path = disk / "images"
     async with files_at(path) as files:
         small = await files.save(bytes(100_000), "png")
         await assert_refused(files, bytes(1_000_000))
         assert names_in(path) == [small.name]
-        assert os.statvfs(small_disk).f_bavail > 0
+        assert os.statvfs(disk).f_bavail > 0
         again = await files.save(bytes(100_000), "png")
         assert await files.read(again.name) == bytes(100_000)
 
 
-async def test_a_disk_without_one_free_byte_refuses_and_recovers(small_disk: Path):
-    path = small_disk / "images"
+async def test_a_disk_without_one_free_byte_refuses_and_recovers(disk: Path):
+    path = disk / "images"
     async with files_at(path) as files:
         kept: StoredImage = await files.save(bytes(4096), "png")
-        ballast = fill_up(small_disk / "ballast")
+        ballast = fill_up(disk / "ballast")
         await assert_refused(files, IMAGE)
         assert names_in(path) == [kept.name]
         ballast.unlink()

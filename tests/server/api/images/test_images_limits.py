@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from chat_parts import assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, fill_up, image_events, path_of, stored
 from key_clients import client_of, client_with
 from serving import Server, async_poll_until
+from small_disks import mount_small_disk, unmount
 from small_models import IMAGE_ENTRY, models_yaml
 
 if TYPE_CHECKING:
@@ -43,17 +43,10 @@ def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_disk(images_folder: Path) -> Iterator[str]:
     """Puts the images on a file system of 4 MiB; says why not, where that is not allowed."""
     images_folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(images_folder)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        yield "a real full disk needs the command `mount`"
-        return
-    if done.returncode != 0:
-        yield f"a real full disk needs the right to mount one: {done.stderr.strip()}"
-        return
-    yield ""
-    subprocess.run(["umount", str(images_folder)], timeout=20, check=True)
+    reason = mount_small_disk(images_folder, "4m")
+    yield reason
+    if not reason:
+        unmount(images_folder)
 
 
 @pytest.fixture(scope="module")
