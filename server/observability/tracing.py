@@ -5,17 +5,14 @@ collector that is down or slow costs spans and nothing else.
 """
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Self
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
@@ -23,11 +20,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import METHODS, Metrics, versions
+from server.observability.otlp import Exporter, setting, variable
 
 _log = logging.getLogger("hearth.tracing")
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _FLUSH_SECONDS = 2.0
 _NOT_TRACED = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds, for ever
 
@@ -85,26 +81,27 @@ class Tracing:
         self._resource = Resource.create(defaults).merge(OTELResourceDetector().detect())  # the environment wins
         provider = TracerProvider(shutdown_on_exit=False)  # for what it reads from the environment; it makes no span
         self._sampler, self._ids = provider.sampler, provider.id_generator
-        self._sender = BatchSpanProcessor(_Exporter(metrics))
+        self._sender = BatchSpanProcessor(Exporter(metrics))
         self._caller = TraceContextTextMapPropagator()
         # What is wrong with a variable has been said by now. From here on it would be lines without end, with traces,
         # while a collector is down, or for whatever a client sends as `traceparent`.
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        for library in ("opentelemetry", "urllib3"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
 
     @classmethod
     def open(cls, metrics: Metrics, *, key_ids: bool) -> Self | None:
         """Return it where the environment names an endpoint, else None. What cannot work is logged and left off."""
-        off = _first(("OTEL_TRACES_EXPORTER",)) == "none" or _first(("OTEL_SDK_DISABLED",)).lower() == "true"
-        if off or not _first(_ENDPOINTS):
+        off = variable("OTEL_TRACES_EXPORTER") == "none" or variable("OTEL_SDK_DISABLED").lower() == "true"
+        if off or not setting("ENDPOINT"):
             return None
-        if (protocol := _first(_PROTOCOLS)) not in {"", "http/protobuf"}:
+        if (protocol := setting("PROTOCOL")) not in {"", "http/protobuf"}:
             _log.error(
                 "No traces are sent: %s is not supported. Set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf.", protocol
             )
             return None
         try:
             return cls(metrics, key_ids=key_ids)
-        except (ValueError, RuntimeError) as error:
+        except ValueError as error:
             _log.error("No traces are sent: a variable OTEL_... is wrong: %s", error)
             return None
 
@@ -165,33 +162,6 @@ class Tracing:
         if self._key_ids and record.key is not None:
             attributes[_KEY] = record.key
         return attributes
-
-
-class _Exporter(OTLPSpanExporter):
-    """Says once that spans cannot be sent, and once that they can be again."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        super().__init__()
-        self._metrics_of_server = metrics
-        self._failing = False
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = super().export(spans)
-        failing = result is not SpanExportResult.SUCCESS
-        if not failing:
-            self._metrics_of_server.spans_sent.inc(len(spans))
-        if failing and not self._failing:
-            _log.warning(
-                "Traces cannot be sent and are lost; requests go on. Does the collector run, and accept OTLP/HTTP?"
-            )
-        if self._failing and not failing:
-            _log.warning("Traces are sent again.")
-        self._failing = failing
-        return result
-
-
-def _first(names: Sequence[str]) -> str:
-    return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
 
 
 def _name(attributes: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """An OpenTelemetry collector for tests: takes OTLP over HTTP, keeps what it got, and can be away for a while."""
 
 import gzip
+import ssl
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -11,12 +13,20 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from serving import async_poll_until
 
+_UNPACK: dict[str | None, Callable[[bytes], bytes]] = {None: bytes, "gzip": gzip.decompress, "deflate": zlib.decompress}
+
 
 class Collector:
-    """`payloads` are the bodies as they came. `answers` is cleared to take requests and leave them unanswered."""
+    """`payloads` are the bodies, unpacked, and `headers` those of the last. `refusals` are its next answers.
 
-    def __init__(self) -> None:
+    `answers` is cleared to take requests and leave them unanswered.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.payloads: list[bytes] = []
+        self.headers: Mapping[str, str] = {}
+        self.refusals: list[int] = []
+        self._tls = tls
         self.answers = threading.Event()
         self.answers.set()
         self.port = 0
@@ -32,7 +42,7 @@ class Collector:
     @property
     def endpoint(self) -> str:
         """For traces."""
-        return f"http://127.0.0.1:{self.port}/v1/traces"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}/v1/traces"
 
     def start(self) -> None:
         """Listen, at the same port as before."""
@@ -42,10 +52,11 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 collector.answers.wait()
-                if self.path == "/v1/traces":
-                    packed = self.headers["content-encoding"] == "gzip"
-                    collector.payloads.append(gzip.decompress(body) if packed else body)
-                self.send_response(200)
+                status = collector.refusals.pop(0) if collector.refusals else 200
+                if status == 200 and self.path == "/v1/traces":
+                    collector.headers = dict(self.headers)
+                    collector.payloads.append(_UNPACK[self.headers["content-encoding"]](body))
+                self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()
 
@@ -54,6 +65,8 @@ class Collector:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Taking)
         self._server.daemon_threads = True
+        if self._tls:
+            self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 

@@ -1,0 +1,123 @@
+"""What is sent to a collector: the standard's messages, how the standard's variables say, again when it is asked to."""
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from collector import Collector
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from tls_pair import make_pair
+
+from server.observability.metrics import Metrics
+from server.observability.otlp import Exporter, encoded
+
+_TIMES = st.integers(0, 2**63)
+_IDS = st.builds(
+    SpanContext, st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.just(TraceFlags(1))
+)
+_PLAIN = st.text() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+_ATTRIBUTES = st.dictionaries(st.text(min_size=1), _PLAIN | st.lists(st.text(), min_size=1).map(tuple), min_size=1)
+_EVENTS = st.lists(st.builds(Event, st.text(), st.just({}), _TIMES))
+
+
+@st.composite
+def _spans(draw: st.DrawFn) -> list[ReadableSpan]:
+    resource, scope = Resource(draw(_ATTRIBUTES), draw(st.text())), InstrumentationScope(draw(st.text()))
+    return [
+        ReadableSpan(
+            draw(st.text()),
+            draw(_IDS),
+            draw(st.none() | _IDS),
+            resource,
+            draw(_ATTRIBUTES),
+            draw(_EVENTS),
+            kind=SpanKind.SERVER,
+            status=Status(draw(st.sampled_from(StatusCode))),
+            start_time=draw(_TIMES),
+            end_time=draw(_TIMES),
+            instrumentation_scope=scope,
+        )
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+
+
+@given(_spans())
+def test_a_message_is_what_opentelemetry_makes_of_the_same_spans(spans: Sequence[ReadableSpan]):
+    assert ExportTraceServiceRequest.FromString(encoded(spans)) == encode_spans(spans)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
+    return monkeypatch
+
+
+def send(environment: pytest.MonkeyPatch, collector: Collector | None = None) -> SpanExportResult:
+    """Send one span, as a server does that starts now."""
+    if collector is not None:
+        environment.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.endpoint)
+    exporter = Exporter(Metrics(()))
+    try:
+        return exporter.export([ReadableSpan("one", SpanContext(1, 1, is_remote=False), start_time=1, end_time=2)])
+    finally:
+        exporter.shutdown()
+
+
+@pytest.mark.parametrize("packing", ["", "none", "gzip", "deflate"])
+def test_the_standards_variables_say_how(environment: pytest.MonkeyPatch, packing: str):
+    environment.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", packing)
+    environment.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc,x-of-all=1")
+    with Collector() as collector:
+        assert send(environment, collector) is SpanExportResult.SUCCESS
+        assert {"authorization": "Basic abc", "x-of-all": "1"}.items() <= collector.headers.items()
+        assert collector.headers.get("content-encoding", "none") == (packing or "none")
+        environment.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-of-traces=2")
+        assert send(environment, collector) is SpanExportResult.SUCCESS
+        assert "x-of-all" not in collector.headers
+        assert collector.headers["x-of-traces"] == "2"
+    assert [span.name for span in collector.spans()] == ["one", "one"]
+
+
+@pytest.mark.parametrize("ending", ["", "/"])
+def test_the_address_of_all_signals_gets_the_path(environment: pytest.MonkeyPatch, ending: str):
+    with Collector() as collector:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint.removesuffix("/v1/traces") + ending)
+        assert send(environment) is SpanExportResult.SUCCESS
+    assert [span.name for span in collector.spans()] == ["one"]
+
+
+def test_a_collector_may_ask_for_certificates(environment: pytest.MonkeyPatch, tmp_path: Path):
+    pair = make_pair(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(pair.cert))
+    tls.load_cert_chain(pair.cert, pair.key)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    with Collector(tls) as collector:
+        assert send(environment, collector) is SpanExportResult.FAILURE
+        environment.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(pair.cert))
+        environment.setenv("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", str(pair.cert))
+        environment.setenv("OTEL_EXPORTER_OTLP_CLIENT_KEY", str(pair.key))
+        assert send(environment, collector) is SpanExportResult.SUCCESS
+        environment.delenv("OTEL_EXPORTER_OTLP_CLIENT_KEY")
+        environment.setenv("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", str(pair.both))
+        assert send(environment, collector) is SpanExportResult.SUCCESS
+        environment.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path / "missing"))
+        assert send(environment, collector) is SpanExportResult.FAILURE
+
+
+def test_a_collector_that_is_busy_is_asked_again_and_one_that_refuses_is_not(environment: pytest.MonkeyPatch):
+    with Collector() as collector:
+        collector.refusals[:] = [503, 429]
+        assert send(environment, collector) is SpanExportResult.SUCCESS
+        collector.refusals[:] = [400, 200]
+        assert send(environment, collector) is SpanExportResult.FAILURE
+        assert collector.refusals == [200]
+    assert len(collector.payloads) == 1
