@@ -1,6 +1,7 @@
 """`hearth status` and `hearth reload`: how the running server stands, and having it read its files again."""
 
 import contextlib
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from server.cli.options import AsJson, DataDir, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
 from server.settings import load_settings
-from server.terminal import HEARTH, size_text, table, time_left
+from server.terminal import HEARTH, print_rich, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
@@ -57,18 +58,18 @@ def status(
 
 def follow(data_dir: Path, *, as_json: bool) -> None:
     """Show how the server stands, and what went wrong lately, every 2 s until Ctrl-C. Raises what one look does."""
-    found = _read(data_dir)
-    with contextlib.suppress(KeyboardInterrupt):
-        if as_json:
-            while True:
+    in_place = sys.stdout.isatty() and not as_json  # into a pipe a Live writes nothing before its end
+    drawn = Live(auto_refresh=False) if in_place else contextlib.nullcontext()
+    with contextlib.suppress(KeyboardInterrupt), drawn as live:
+        while True:
+            found = _read(data_dir)
+            if as_json:
                 print(found.model_dump_json(), flush=True)  # noqa: T201  # each line at once, also into a pipe
-                time.sleep(_REFRESH_SECONDS)
-                found = _read(data_dir)
-        with Live(Group(*shown(found), *_lately(found)), auto_refresh=False) as live:
-            while True:
-                time.sleep(_REFRESH_SECONDS)
-                found = _read(data_dir)
+            elif live is None:
+                print_rich(Group(*shown(found), *_lately(found)))
+            else:
                 live.update(Group(*shown(found), *_lately(found)), refresh=True)
+            time.sleep(_REFRESH_SECONDS)
 
 
 def _read(data_dir: Path) -> Status:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import pty
 import subprocess
 
 import httpx2
@@ -106,3 +108,18 @@ def test_the_watch_tells_one_object_a_line_with_all_that_an_admin_looks_at(serve
     assert 0 <= chat["kv_cache_usage"] < 1
     assert chat["last_minute"].keys() >= {"answers", "errors", "tokens_per_second"}
     assert {"refused", "log", "ram_available_bytes", "gpus"} <= second.keys()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("in_terminal", [False, True])
+def test_the_watch_shows_a_picture_at_once_and_again(server: Server, *, in_terminal: bool):
+    ours, theirs = pty.openpty() if in_terminal else os.pipe()
+    command = [BIN / "hearth", "doctor", "--watch", "--data-dir", str(server.data_dir)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=theirs) as watching, os.fdopen(ours, "rb", buffering=0) as shown:
+        os.close(theirs)
+        seen = b""
+        while seen.count(MODEL.encode()) < 2:
+            seen += shown.read(65536)
+            assert watching.poll() is None, seen.decode()
+        watching.terminate()
+        watching.wait(10)
