@@ -6,6 +6,7 @@ import time
 
 import httpx2
 import pytest
+import yaml
 from chat_parts import CHAT, HELLO, MODEL, PROMPTS, assert_error, body, raw_stream
 from metrics_parts import Page
 from serving import CANARY, ROOT, Server, async_poll_until
@@ -190,10 +191,20 @@ def test_a_model_that_does_not_exist_has_no_name():
     assert sample(metrics, "hearth_queue_wait_seconds_count", model="known", kind="chat") is None
 
 
-def named_in(file: str) -> set[str]:
-    """The metrics that a shipped file asks for."""
-    text = (ROOT / "docker" / file).read_text()
-    return {*re.findall(r"\b(?:hearth_[a-z_]+[a-z]|vllm:[a-z_]+[a-z])\b(?=[\[{ )\"]|\\)", text)}
+def asked_by(file: str) -> list[str]:
+    """The PromQL expressions of a shipped file: JSON is YAML, too."""
+    found, left = [], [yaml.safe_load((ROOT / "docker" / file).read_text())]
+    while left:
+        part = left.pop()
+        left += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        found += [part["expr"]] if isinstance(part, dict) and "expr" in part else ()
+    return found
+
+
+def metrics_of(expression: str) -> set[str]:
+    """What is no function, label, range or operator."""
+    bare = re.sub(r"{[^}]*}|\[[^]]*]|\b(?:by|on) \([^)]*\)", "", expression)
+    return {*re.findall(r"\b[a-z_][\w:]*\b(?!\s*\()", bare)} - {"and"}
 
 
 @pytest.mark.engine
@@ -201,8 +212,9 @@ def named_in(file: str) -> set[str]:
 async def test_dashboard_and_alerts_ask_for_metrics_that_there_are(file: str, http: httpx2.AsyncClient):
     written = {re.split("[{ ]", line)[2] for line in (await read(http)).text.splitlines() if line.startswith("# TYPE ")}
     there = written | {f"{name}_{part}" for name in written for part in ("bucket", "sum", "count")}
-    assert named_in(file) >= {"hearth_model_state", "vllm:kv_cache_usage_perc"}
-    assert named_in(file) <= there
+    for expression in asked_by(file):
+        assert metrics_of(expression), expression
+        assert metrics_of(expression) <= there | {"up"}, expression  # which Prometheus writes itself
 
 
 async def test_the_documentation_lists_what_is_counted():
