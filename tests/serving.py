@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 CANARY = "Zwieback-canary"
 # Nothing may need one: torch would compile single functions on first use, and die where it cannot.
 NO_COMPILER = {"CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
-READY_SECONDS = 120.0
+READY_SECONDS = 240.0  # just after set-up nothing of 4 GB is in memory yet
 STOP_SECONDS = 60.0
 
 
