@@ -263,8 +263,13 @@ def _session(request: Any) -> str:
     if not isinstance(request, ChatRequest):
         return ""
     beginning = [message for message in request.messages[:3] if message.get("role") != "assistant"][:2]
-    said = json.dumps([request.owner, beginning], default=str)
+    said = json.dumps([request.owner, *map(_text, beginning)])  # megabytes of pictures tell no more
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
 async def _take(message: Message, stream: Stream[Any], before_turn: Callable[..., Awaitable[None]] | None) -> None:
