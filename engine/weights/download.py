@@ -30,8 +30,6 @@ from engine.weights.errors import StoppedError, WeightsError, disk_error, refuse
 T = TypeVar("T")
 
 FOLDER = ".partial"
-# What a kill or a cut takes back at most: huggingface_hub's own downloader writes pieces of 10 MiB.
-_CHUNK_BYTES = 2**18
 # Some stores answer a plain request for more than 50 GB with an error, and a slice of the same file gladly.
 _SLICE_BYTES = 8 * 2**30
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -415,7 +413,7 @@ class _Hub:
                 raise HfHubHTTPError("another range", response=response)
             if start != part.done:  # it knows nothing of ranges
                 part.restart()
-            for chunk in response.iter_bytes(_CHUNK_BYTES):
+            for chunk in response.iter_bytes():  # as it came: a size would hold back what a cut then takes
                 part.write(chunk)
         if part.done < end:
             raise RemoteProtocolError("the answer ended early")
