@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -30,7 +30,17 @@ from urllib.parse import quote
 
 import yaml
 from bench.load import BenchError, load_generator
-from bench.servers import HEARTH, SERVE, Server, Workspace, model_entries, open_workspace, say, start_hearth
+from bench.servers import (
+    HEARTH,
+    SERVE,
+    Server,
+    Workspace,
+    create_key,
+    model_entries,
+    open_workspace,
+    say,
+    start_hearth,
+)
 from bench.vllm_server import start_vllm
 from PIL import Image
 from proof import contract
@@ -49,6 +59,7 @@ _RESTART_SECONDS = 300.0
 _LOAD_SECONDS = 1200.0
 _ATTEMPTS = 4
 _ANSWER_TOKENS = 128
+_TURNS = 2  # of Hearth and `vllm serve`, one after the other: the load of a machine changes
 _EDGES = (64, 4096)  # of pictures; the second is more than any model is given at once
 _OVER = 1.05  # of planned memory, that a model may use before its step fails
 _PROBE_BYTES = {True: 4 * GIB, False: GIB // 4}  # copied to see how fast memory is, on a GPU and on a CPU
@@ -66,7 +77,8 @@ class Proving:
         self.weights: Path | None = given.weights_dir if given.weights_dir.is_dir() else None
         self.plan: Plan | None = None
         self.bytes_per_second: dict[int | None, float] = {}
-        self.speeds: dict[tuple[str, int], float] = {}
+        self.chats: list[str] = []
+        """Models whose speed was measured."""
         kind = "random" if given.random else "fetched" if self.weights else "demos"
         began = datetime.now(UTC).isoformat(timespec="seconds")
         self.proof = Proof(
@@ -182,25 +194,30 @@ class Proving:
         return {"shape": variant.profile}
 
     async def _with_server(self) -> dict[str, Any]:
-        """Start Hearth, then vLLM's own server for each chat model, each alone on the machine."""
+        """Start Hearth with all models; then each chat model alone, in Hearth and in vLLM's own server."""
         names = list(model_entries(self.models))
-        with open_workspace(self.models, names[0], self.weights, beside=names[1:]) as place:
+        with self._workspace(self.models, names) as place:
+            server = await start_hearth(place)
             try:
-                server = await start_hearth(place)
-                try:
-                    await self._prove_server(server, place, names)
-                finally:
-                    await server.stop()
-                for model in sorted({name for name, _ in self.speeds}):
-                    await self.proof.try_step(
-                        f"{model}: beside `vllm serve`", partial(self._beside_vllm, place, model), 2 * _LOAD_SECONDS
-                    )
+                await self._prove_server(server, place, names)
             finally:
-                logs = self.given.out / "logs"
-                logs.mkdir(parents=True, exist_ok=True)
-                for log in place.folder.glob("*.log"):
-                    shutil.copy(log, logs)
+                await server.stop()
+        for model in self.chats:
+            work = partial(self._beside_vllm, model)
+            await self.proof.try_step(f"{model}: beside `vllm serve`", work, 2 * _TURNS * _LOAD_SECONDS)
         return {"models": len(names)}
+
+    @contextlib.contextmanager
+    def _workspace(self, models: Path, names: list[str], logs: str = "") -> Iterator[Workspace]:
+        """Open a workspace, and keep what its servers printed in `logs` of the report's folder."""
+        with open_workspace(models, names[0], self.weights, beside=names[1:]) as place:
+            try:
+                yield place
+            finally:
+                kept = self.given.out / "logs" / logs
+                kept.mkdir(parents=True, exist_ok=True)
+                for log in place.folder.glob("*.log"):
+                    shutil.copy(log, kept)
 
     async def _prove_server(self, server: Server, place: Workspace, names: list[str]) -> None:
         proof = self.proof
@@ -267,7 +284,8 @@ class Proving:
     async def _speed(self, server: Server, name: str, streams: int) -> dict[str, Any]:
         """Measure two answers of each stream, and compare with what reading the weights alone would take."""
         found = await _measured(server, name, streams)
-        self.speeds[name, streams] = found["tokens_per_second"]
+        if name not in self.chats:
+            self.chats.append(name)
         limit = self._limit(name, streams)
         return found | ({} if limit is None else {"of_the_memory_limit": f"{found['tokens_per_second'] / limit:.0%}"})
 
@@ -282,25 +300,36 @@ class Proving:
             return tokens_per_second(config, placed.variant.weights_gib * GIB, streams, speed) or None
         return None
 
-    async def _beside_vllm(self, place: Workspace, model: str) -> dict[str, Any]:
-        """Measure vLLM's own server with the same model and settings, after Hearth has freed the machine."""
-        placed = self._placed_of(model)
-        seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, placed.gpus))} if placed and placed.gpus else {}
-        theirs = await start_vllm(replace(place, model=model, environment=place.environment | seen))
-        found: dict[str, Any] = {}
-        try:
-            await theirs.ready()
-            with load_generator(place.environment, place.log(f"load-{SERVE}")) as theirs.generator:
-                for streams in (1, self.given.streams):
-                    if (model, streams) in self.speeds:
-                        measured = await _measured(theirs, model, streams)
-                        speed = measured["tokens_per_second"]
-                        found[f"tokens_per_second_{streams}"] = speed
-                        found[f"load_of_the_machine_{streams}"] = measured["load_of_the_machine"]
-                        found[f"{HEARTH}_of_{SERVE}_{streams}"] = round(self.speeds[model, streams] / speed, 2)
-        finally:
-            await theirs.stop()
-        return found
+    async def _beside_vllm(self, model: str) -> dict[str, Any]:
+        """Measure Hearth and vLLM's own server in turns, with one engine of the same model and settings."""
+        only, entry = self.folder / "alone.yaml", model_entries(self.models)[model]
+        only.write_text(yaml.safe_dump({"models": {model: entry | {"replicas": 1}}}), encoding="utf-8")
+        speeds: dict[tuple[str, int], list[float]] = {}
+        loads = []
+        with self._workspace(only, [model], model) as place:
+            planned = plan(load_config(place.models), self.hardware)
+            gpus = planned.models[0].gpus if isinstance(planned, Plan) else ()
+            seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+            ours = partial(start_hearth, place, await create_key(place))
+            theirs = partial(start_vllm, replace(place, environment=place.environment | seen))
+            for start in (ours, theirs) * _TURNS:
+                server = await start()
+                try:
+                    await server.ready()
+                    with load_generator(place.environment, place.log(f"load-{server.name}")) as server.generator:
+                        for streams in (1, self.given.streams):
+                            measured = await _measured(server, model, streams)
+                            speeds.setdefault((server.name, streams), []).append(measured["tokens_per_second"])
+                            loads.append(measured["load_of_the_machine"])
+                finally:
+                    await server.stop()
+        found: dict[str, Any] = {
+            f"{name}_tokens_per_second_{streams}": each for (name, streams), each in speeds.items()
+        }
+        for streams in (1, self.given.streams):
+            pairs = zip(speeds[HEARTH, streams], speeds[SERVE, streams], strict=True)
+            found[f"{HEARTH}_of_{SERVE}_{streams}"] = [round(hearth / vllm, 2) for hearth, vllm in pairs]
+        return found | {"loads_of_the_machine": loads}
 
     async def _memory(self, server: Server) -> dict[str, Any]:
         """Compare for each model what the plan gave it with what it has; of GPUs where there are any."""
@@ -508,7 +537,7 @@ async def _killed_midway(server: Server) -> dict[str, Any]:
     model = await _ready_chat(server)
     question = contract.Question(server, model["id"], closed=False)
     stream = asyncio.create_task(asyncio.to_thread(partial(question.events, max_tokens=4000, ignore_eos=True)))
-    while not (await server.counted("hearth_queue_running"))[0]:
+    while not stream.done() and not (await server.counted("hearth_queue_running"))[0]:
         await server.pause(0.1)
     begun = time.monotonic()
     os.kill(model["pids"][0], signal.SIGKILL)

@@ -83,4 +83,7 @@ def test_a_rehearsal_on_this_machine_passes_all_steps(tmp_path: Path, weights: s
     assert {"service-embedding: 256 texts", "service-rerank: the right text first"} <= names
     assert {"service-plus: beside `vllm serve`", "kill -9 of a chat engine while it streams"} <= names
     assert (out / "proof.md").read_text().startswith("# Proof of ")
-    assert {"hearth.log", "serve.log"} <= {log.name for log in (out / "logs").iterdir()}
+    assert (out / "logs" / "hearth.log").is_file()
+    beside = next(step["figures"] for step in proof["steps"] if step["name"] == "service-plus: beside `vllm serve`")
+    assert len(beside["hearth_of_serve_16"]) == 2
+    assert {"hearth.log", "serve.log"} <= {log.name for log in (out / "logs" / "service-plus").iterdir()}
