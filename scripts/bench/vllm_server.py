@@ -94,7 +94,7 @@ def _is_compiled(spec: Any) -> bool:
 
 
 def _environment(place: Workspace, rust: Path | None) -> dict[str, str]:
-    environment = processes._ENGINE_ENVIRONMENT | place.environment  # noqa: SLF001  # those of Hearth's engine
+    environment = processes.engine_environment() | place.environment
     plugins = {one.name for one in importlib.metadata.entry_points(group=_PLUGINS)} - {"hearth"}
     environment["VLLM_PLUGINS"] = ",".join(sorted(plugins))
     if processes.runs_on_cpu():

@@ -618,6 +618,8 @@ def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
         arguments["speculative_config"] = _speculative(engine.speculative)
     if engine.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = engine.kv_cache_dtype
+    if not processes.runs_on_cpu():
+        arguments["gdn_prefill_backend"] = "triton"  # FlashInfer, on newer GPUs, would need nvcc
     return arguments | engine.engine_args
 
 

@@ -83,10 +83,19 @@ _ENGINE_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
+# FlashInfer and DeepGEMM compile with nvcc at first use. Set-up brings none, and vLLM (0.32) uses them all the same for
+# sampling and FP8: no model would load.
+_GPU_ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
+
 
 def runs_on_cpu() -> bool:
     """Whether the installed vLLM is the CPU build."""
     return any(importlib.metadata.distributions(name="vllm-cpu"))
+
+
+def engine_environment() -> dict[str, str]:
+    """Return what engines are started with, where it is not set otherwise."""
+    return _ENGINE_ENVIRONMENT if runs_on_cpu() else _ENGINE_ENVIRONMENT | _GPU_ENVIRONMENT
 
 
 def versions() -> str:
@@ -101,7 +110,7 @@ def versions() -> str:
 
 def prepare(cpu_threads: int) -> None:
     """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load."""
-    for name, value in _ENGINE_ENVIRONMENT.items():
+    for name, value in engine_environment().items():
         os.environ.setdefault(name, value)
     # With it vLLM's processes would send spans of their own, by another exporter each.
     os.environ.pop("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", None)
