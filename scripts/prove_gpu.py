@@ -59,6 +59,7 @@ _RESTART_SECONDS = 300.0
 _LOAD_SECONDS = 1200.0
 _ATTEMPTS = 4
 _ANSWER_TOKENS = 128
+_ANSWERS = 16  # at least so many are measured: two of one stream are over in a second
 _TURNS = 2  # of Hearth and `vllm serve`, one after the other: the load of a machine changes
 _EDGES = (64, 4096)  # of pictures; the second is more than any model is given at once
 _OVER = 1.05  # of planned memory, that a model may use before its step fails
@@ -282,7 +283,7 @@ class Proving:
             raise
 
     async def _speed(self, server: Server, name: str, streams: int) -> dict[str, Any]:
-        """Measure two answers of each stream, and compare with what reading the weights alone would take."""
+        """Measure, and compare with what reading the weights alone would take."""
         found = await _measured(server, name, streams)
         if name not in self.chats:
             self.chats.append(name)
@@ -402,12 +403,13 @@ async def _picture(question: contract.Question, edge: int) -> dict[str, Any]:
 
 
 async def _measured(server: Server, name: str, streams: int) -> dict[str, Any]:
-    """Measure two answers of each stream; a job ends with the first that is no success."""
+    """Measure two answers of each stream or more; a job ends with the first that is no success."""
     server.model = name
     label = f"{name}-{streams}-{time.monotonic_ns()}"
     warm = server.chat(f"warm {label}", _ANSWER_TOKENS, streams=streams, requests=streams)
     await server.measure(warm)
-    result, usage = await server.measure(server.chat(label, _ANSWER_TOKENS, streams=streams, requests=2 * streams))
+    answers = max(2 * streams, _ANSWERS)
+    result, usage = await server.measure(server.chat(label, _ANSWER_TOKENS, streams=streams, requests=answers))
     found: dict[str, Any] = {
         "requests_per_second": round(len(result.answers) / result.wall_seconds, 2),
         "tokens_per_second": round(result.tokens / result.wall_seconds, 1),
