@@ -53,6 +53,7 @@ _loading = _Patch("load compiled code", "optional", "On a CPU a compiled model i
 _metrics = _Patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
 _latencies = _Patch("latencies", "optional", "A token costs the server a tenth more while vLLM counts for /metrics.")
 _kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
+_flashinfer = _Patch("flashinfer", "optional", "Without nvcc vLLM may choose kernels of FlashInfer, and end over them.")
 _groups = _Patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
 _prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
 _fresh = _Patch(
@@ -189,6 +190,7 @@ NAMES: tuple[ForeignName, ...] = (
     _kernels("vllm.ir.op.IrOp.register_impl", "registers a kernel", "provider supported supports_args inplace"),
     _kernels("vllm.ir.op.IrOp.impls", "what is registered"),
     _kernels("vllm.platforms.interface.Platform.import_kernels", "loads vLLM's compiled kernels", ""),
+    _flashinfer("vllm.utils.flashinfer.has_flashinfer", "whether its kernels can be compiled", ""),
     _groups("vllm.v1.engine.core.EngineCore.get_kv_cache_group_metadata", "the groups of the KV cache", ""),
     _groups(f"{_CLIENT}.AsyncMPClient.call_utility_async", "asks the core for them", "method"),
     _prompts("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),

