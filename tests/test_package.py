@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -172,6 +173,14 @@ def test_compose_names_files_and_settings_that_exist():
     assert {*service["environment"]} <= known
     assert compose("compose.yaml")["services"]["open-webui"]["profiles"] == ["webui"]
     assert compose("compose.cpu.yaml")["services"].keys() == {"hearth"}
+
+
+def test_compose_sets_open_webui_up_as_the_documentation_does():
+    section = (ROOT / "docs" / "clients.md").read_text().partition("\n### Open WebUI\n")[2]
+    block = section.split("```")[1].replace("\\\n", " ")
+    block = block.replace("$HEARTH_URL", "http://hearth:8000/v1").replace("$HEARTH_KEY", "${HEARTH_KEY:-}")
+    written = dict(word.split("=", 1) for word in shlex.split(block) if "=" in word)
+    assert compose("compose.yaml")["services"]["open-webui"]["environment"] == written
 
 
 @pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.cpu.yaml"]], ids=" ".join)

@@ -1,7 +1,8 @@
-"""A model that plays the whole loop of an agent: it calls the client's tool, and says what the result held.
+"""Models that play a part. An agent's: it calls the client's tool, and says what the result held. A reader's: it reads
+out the text that stands first among those which a front end found for it, and cites it.
 
-Its weights are a table from each token to the next, and its chat template picks where to begin. Vocabulary: the demo
-chat model's, so that prompts of agents are not much longer than with a real one.
+Their weights are a table from each token to the next, and the chat template picks where to begin. Vocabulary: the demo
+chat model's, so that prompts are not much longer than with a real one.
 """
 
 import json
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 TEXTS = json.loads((Path(__file__).parent / "clients" / "chain.json").read_text(encoding="utf-8"))
 QUESTION, HELD = TEXTS["question"], TEXTS["held"]
+FOUND = json.loads((Path(__file__).parent / "clients" / "texts.json").read_text(encoding="utf-8"))
 # The first of these that a client offers is called. The others' names are those that agents have for a shell.
 SHELL = f"cat {TEXTS['file']}"
 CALLS: dict[str, dict[str, object]] = {
@@ -39,6 +41,8 @@ models:
 tiers:
   standard: {{models: [standard]}}
 """
+READER = {"task": "chat", "tier": "standard", "capabilities": ["chat", "streaming"], "weights": "reader"}
+READER |= {"engine": {"context_length": 8192, "kv_cache_gib": 0.5}}
 
 
 def _pieces(name: str, arguments: dict[str, object]) -> list[str]:
@@ -74,23 +78,43 @@ def _template(calls: dict[str, str], finals: dict[str, str]) -> str:
 
 
 def make(weights: Path, demo: Path) -> None:
-    """Write the model into `weights`/chain, with the tokenizer in the folder `demo`."""
-    folder = weights / "chain"
-    folder.mkdir(parents=True)
+    """Write the model that plays an agent's loop into `weights`/chain, with the tokenizer in the folder `demo`."""
     chains = {"<|greeting|>": _words(TEXTS["greeting"]), "<|answer|>": _words(TEXTS["answer"])}
     chains["<|count|>"] = TEXTS["count"]
     chains["<|lost|>"] = ["The tool's", " result", " did not", " arrive."]
     starts = {name: f"<|call_{name}|>" for name in CALLS | FINAL}
     chains |= {starts[name]: _pieces(name, arguments) for name, arguments in (CALLS | FINAL).items()}
+    template = _template({name: starts[name] for name in CALLS}, {name: starts[name] for name in FINAL})
+    _write(weights / "chain", demo, chains, template, endless=TEXTS["count"])
 
+
+def make_reader(weights: Path, demo: Path) -> None:
+    """Write the model that reads out what was found into `weights`/reader."""
+    starts = {text: f"<|read_{number}|>" for number, text in enumerate(FOUND["texts"].values())}
+    chains = {start: [text[:20], text[20:], FOUND["cited"]] for text, start in starts.items()}
+    # Asked by a front end for what to look up, it leaves that to the question.
+    chains |= {"<|greeting|>": _words(TEXTS["greeting"]), "<|queries|>": ['{"queries":', " []}"]}
+    branches = "".join(f"{{% elif {json.dumps(text)} in first %}}{start}" for text, start in starts.items())
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% set asked = messages | map(attribute='content') | join('\n') %}"
+        "{% set first = asked.split('<source id=\"1\" name=')[-1].split('</source>')[0] %}"
+        "{% if add_generation_prompt %}{% if '\"queries\"' in asked %}<|queries|>"
+        f"{{% elif first == asked %}}<|greeting|>{branches}{{% else %}}<|greeting|>{{% endif %}}{{% endif %}}"
+    )
+    _write(weights / "reader", demo, chains, template)
+
+
+def _write(
+    folder: Path, demo: Path, chains: dict[str, list[str]], template: str, endless: list[str] | None = None
+) -> None:
+    folder.mkdir(parents=True)
     tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
     tokenizer.add_special_tokens(list(chains))
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for pieces in chains.values() for piece in pieces])
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copy(demo / "tokenizer_config.json", folder)
-    (folder / "chat_template.jinja").write_text(
-        _template({name: starts[name] for name in CALLS}, {name: starts[name] for name in FINAL}), encoding="utf-8"
-    )
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
     end = tokenizer.token_to_id("<|im_end|>")
     following: dict[int, int] = {}
@@ -99,8 +123,8 @@ def make(weights: Path, demo: Path) -> None:
         for token, after in pairwise(ids):
             assert following.setdefault(token, after) == after, f"{tokenizer.id_to_token(token)!r} has two successors"
 
-    first, *_, last = map(tokenizer.token_to_id, TEXTS["count"])
-    following[last] = first
+    if endless:
+        following[tokenizer.token_to_id(endless[-1])] = tokenizer.token_to_id(endless[0])
 
     vocabulary = tokenizer.get_vocab_size()
     assert len(following) <= WIDTH, "one dimension for each token that another follows"

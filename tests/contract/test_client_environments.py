@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from demo_models.promised import fixed_prompts
+from demo_models.transcription.sentences import fixed_sentences
 from packaging.requirements import Requirement
 from serving import ROOT
-from test_clients import OTHERS, USUAL, Client
+from test_clients import OPEN_WEBUI, OTHERS, USUAL, Client
 
 FOLDER = Path(__file__).parent / "clients"
 LOCKS = ROOT / "requirements" / "clients"
@@ -30,6 +31,7 @@ def test_the_clients_expect_what_the_demo_model_promises():
     assert call.messages[0]["content"] == demo["tool_question"]
     assert call.tool_calls == [(demo["tool_name"], demo["tool_arguments"])]
     assert (use.messages[-1]["content"], use.answer) == (demo["tool_result"], demo["tool_answer"])
+    assert demo["said"] in fixed_sentences()
 
 
 @pytest.mark.parametrize("lock", PYTHON_LOCKS, ids=lambda path: path.stem)
@@ -92,7 +94,7 @@ def test_an_unknown_client_is_refused_with_the_known_ones():
     assert all(lock.stem in done.stderr for lock in PYTHON_LOCKS)
 
 
-@pytest.mark.parametrize("client", [*USUAL, *OTHERS], ids=lambda client: client.script)
+@pytest.mark.parametrize("client", [*USUAL, *OTHERS, OPEN_WEBUI], ids=lambda client: client.script)
 def test_the_documentation_names_the_version_that_is_run(client: Client):
     if client.environment is not None:  # the tests' own environment may be newer
         assert f"| {client.version} |" in (ROOT / "docs" / "clients.md").read_text()

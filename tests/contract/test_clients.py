@@ -17,7 +17,10 @@ from pathlib import Path
 
 import chain_model
 import pytest
+import yaml
+from page_parts import CHROMIUM, MISSING
 from serving import ROOT, Server
+from sound_parts import needs_espeak
 
 FOLDER = Path(__file__).parent / "clients"
 ENVIRONMENTS = ROOT / ".venv" / "clients"
@@ -32,14 +35,14 @@ OUT_OF_TIME = 124
 class Client:
     """A script in clients/, the package that it is about, the environment that it runs in, and what it must have checked.
 
-    Without an environment it is the one of the tests. `chain`: it talks to the model that plays an agent's loop.
+    Without an environment it is the one of the tests. `server`: the fixture that it talks to.
     """
 
     script: str
     package: str
     environment: str | None = None
     checks: frozenset[str] = CHECKS
-    chain: bool = False
+    server: str = "server"
 
     @property
     def command(self) -> list[str | Path]:
@@ -79,22 +82,36 @@ AGENT = frozenset({"stream", "tools_streamed", "wrong_key", "unknown_model"})
 PROXY = CHECKS - {"tools_streamed"} | {"pictures", "images_and_speech", "health"}
 # They take longer, to install as well: only with ./scripts/test clients.
 OTHERS = [
-    Client("claude_code.py", "@anthropic-ai/claude-code", "agents", AGENT, chain=True),
-    Client("codex_cli.py", "@openai/codex", "agents", AGENT, chain=True),
-    Client("opencode_cli.py", "opencode-ai", "agents", AGENT, chain=True),
-    Client("continue_cli.py", "@continuedev/cli", "agents", AGENT, chain=True),
-    Client("cline_cli.py", "cline", "agents", AGENT, chain=True),
+    Client("claude_code.py", "@anthropic-ai/claude-code", "agents", AGENT, server="chain_server"),
+    Client("codex_cli.py", "@openai/codex", "agents", AGENT, server="chain_server"),
+    Client("opencode_cli.py", "opencode-ai", "agents", AGENT, server="chain_server"),
+    Client("continue_cli.py", "@continuedev/cli", "agents", AGENT, server="chain_server"),
+    Client("cline_cli.py", "cline", "agents", AGENT, server="chain_server"),
     Client(
-        "aider_cli.py", "aider-chat", "aider", frozenset({"chat", "stream", "wrong_key", "unknown_model"}), chain=True
+        "aider_cli.py",
+        "aider-chat",
+        "aider",
+        frozenset({"chat", "stream", "wrong_key", "unknown_model"}),
+        server="chain_server",
     ),
-    Client("smolagents_python.py", "smolagents", "smolagents", CHECKS - {"structured"}, chain=True),
+    Client("smolagents_python.py", "smolagents", "smolagents", CHECKS - {"structured"}, server="chain_server"),
     Client("litellm_proxy.py", "litellm", "litellm-proxy", PROXY),
     Client("llama_index_python.py", "llama-index-core", "llama-index", CHECKS | {"pictures", "embeddings", "rerank"}),
     Client("dspy_python.py", "dspy", "dspy", frozenset({"chat", "wrong_key", "unknown_model"})),
     Client("guidellm_cli.py", "guidellm", "guidellm", frozenset({"load", "wrong_key"})),
     Client("lm_eval_cli.py", "lm_eval", "lm-eval", frozenset({"multiple_choice", "wrong_key", "unknown_model"})),
 ]
+OPEN_WEBUI = Client(
+    "open_webui_browser.py",
+    "open-webui",
+    "open-webui",
+    frozenset({"answer_from_texts", "dictation", "edited_picture"}),
+    "reading_server",
+)
+ASKED_FOR = ("chat/completions", "embeddings", "rerank", "audio/transcriptions", "images/edits")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 CLIENTS = [*USUAL, *(pytest.param(client, marks=pytest.mark.clients) for client in OTHERS)]
+CLIENTS += [pytest.param(OPEN_WEBUI, marks=[pytest.mark.clients, needs_espeak, needs_browser])]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +121,21 @@ def chain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "models.yaml").write_text(chain_model.MODELS_YAML)
     with Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml")}) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def reading_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """All demo models, but for the chat model one that reads out what was found for it."""
+    folder = tmp_path_factory.mktemp("reader")
+    chain_model.make_reader(folder / "weights", DEMO_CHAT)
+    described = yaml.safe_load((ROOT / "models.yaml").read_text(encoding="utf-8"))
+    described["models"]["service-plus"] = chain_model.READER
+    (folder / "models.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
+    with Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml")}) as running:
+        yield running
+        asked = running.access_lines()
+        assert {f"/v1/{path}" for path in ASKED_FOR} <= {line.get("route") for line in asked}
+        assert [line for line in asked if line["status"] >= 400 and line.get("route") != "/health/ready"] == []
 
 
 def unused_port() -> int:
@@ -135,12 +167,13 @@ def test_a_client_works_as_with_the_service_it_was_made_for(
         if status in {CANNOT_BE_HAD_HERE, OUT_OF_TIME}:
             pytest.skip(complaint)
         assert status == 0, complaint
-    server: Server = request.getfixturevalue("chain_server" if client.chain else "server")
+    server: Server = request.getfixturevalue(client.server)
     assert server.admin_key is not None
     # Nothing else: no proxy, and no setting of this person's, has a say.
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     environment |= {"BASE_URL": server.base_url, "API_KEY": server.admin_key.text, "MODEL": "service-plus"}
     environment |= {"TOKENIZER": str(DEMO_CHAT), "FREE_PORT": str(unused_port())}
+    environment |= {"PICTURES": str(ROOT / os.environ.get("PAGE_PICTURES", tmp_path))}
     if client.environment is not None:
         below = "node_modules/.bin" if client.environment == "agents" else "bin"
         environment["PROGRAMS"] = str(ENVIRONMENTS / client.environment / below)
