@@ -45,6 +45,7 @@ _RANKS = {
     RerankModelSpec: 3,
     TranscriptionModelSpec: 3,
 }
+_MOST_RAM_TENTHS = 10_000  # of a GiB: more is no small change
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 
 
@@ -358,17 +359,17 @@ class _Change:
             taken = machine.ram_bytes - machine.ram_available_bytes - machine.ram_ours_bytes
             fits = machine.ram_for_models_bytes is None
             fits = fits and self._fits_on(ram_available_bytes=machine.ram_bytes - machine.ram_ours_bytes)
-        if taken > 0 and fits:
+        if fits:
             yield f"end the other processes there, which hold {report.gib(taken)}"
 
     def _more_memory(self, lack: Refusal) -> Iterator[str]:
         if lack.on_gpus:
             yield from self._larger_gpus(lack.split)
             return
-        first = next((size for size in (2**power for power in range(14)) if self._fits_with_ram(size)), None)
-        if first is not None:
-            more = next(size for size in range(first // 2 + 1, first + 1) if self._fits_with_ram(size))
-            yield f"{more / 10:.1f} GiB more RAM"
+        tenths = range(_MOST_RAM_TENTHS)
+        least = bisect_left(tenths, x=True, key=self._fits_with_ram)
+        if least < len(tenths):
+            yield f"{tenths[least] / 10:.1f} GiB more RAM"
 
     def _fits_with_ram(self, tenths: int) -> bool:
         machine, more = self.hardware, int(tenths / 10 * GIB)

@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_parts import config_of, model, shipped, variant
 
+from engine.config.models import AdapterSpec
 from engine.placement.hardware import GIB, Gpu, Hardware, Holder, imagined
 from engine.placement.needs import Footprints, devices_of, in_steps
 from engine.placement.plan import plan
 from engine.placement.report import as_data, warnings_of
 from engine.placement.types import Plan, Refusal
 
+FIFTH = {"gpu_memory_utilization": 0.2}
 BIG, SMALL = variant("big", 14, activations_gib=1), variant("small", 4, activations_gib=1)
 
 
@@ -205,6 +207,41 @@ def test_models_of_which_nothing_is_known_are_named_and_not_dropped():
     assert "does not say how large it is" in found.models[0].why
 
 
+def test_only_what_is_here_is_planned_with_if_that_is_asked():
+    voices = model("v", variant("voices/x", 0.4, runs_on="cpu"), task="speech")
+    assert planned("1x24", model("a", BIG, SMALL), here={"small"}).chosen["a"].id == "small"
+    nothing, spoken = planned("1x24", model("a", SMALL), voices, here=()).models
+    assert (nothing.state, spoken.state) == ("unplanned", "resident"), "voices are used side by side"
+    assert nothing.why == "None of its variants is here, and models.yaml names no demo."
+    (unknown,) = planned("1x24", model("a"), here=()).models
+    assert unknown.why.startswith("No variants and no demo in models.yaml")
+    own = {"a": model("a", SMALL | {"folder": "a"}).variants}
+    assert planned("1x24", model("a", BIG), here=(), folders=own).models[0].why.endswith("that you put there.")
+
+
+def test_no_demo_answers_for_a_folder_that_somebody_put_there():
+    spec = model("a", BIG, demo="chat")
+    assert planned("1x8", spec).models[0].state == "demo"
+    found = plan(config_of(spec, model("b", SMALL)), imagined("1x8"), folders={"a": spec.variants})
+    assert isinstance(found, Refusal)
+    assert found.change == "a GPU of 16 GiB"
+    larger = {"a": model("a", variant("a", 400)).variants}
+    found = plan(config_of(spec, model("b", SMALL)), imagined("1x8"), folders=larger)
+    assert found.change == "take a out of models.yaml"
+
+
+def test_adapters_take_room_beside_their_model():
+    adapters = [
+        AdapterSpec(id=name, task="adapter", base="a", weights=name, tier="standard")
+        for name in ("x", "y", "unreadable")
+    ]
+    folders = {name: model("a", variant(name, 1.5)).variants for name in "xy"} | {"other": model("a", BIG).variants}
+    config = replace(config_of(model("a", SMALL)), adapters={one.id: one for one in adapters})
+    found = plan(config, imagined("1x24"), folders=folders)
+    assert found.models[0].need.adapters_bytes == 3 * GIB
+    assert found.models[0].device_bytes == 8 * GIB
+
+
 def test_memory_that_others_hold_is_not_planned_with_but_our_own_is():
     holders = (Holder(7, "other", 6 * GIB), Holder(8, "ours", 10 * GIB, ours=True))
     gpu = Gpu(0, "x", 24 * GIB, 8 * GIB, holders=holders)
@@ -243,6 +280,7 @@ def test_ram_of_others_is_rounded_up_by_a_step_at_most(taken: int, total: int):
         ("4x24", {"replicas": 2}, [("a", (0,)), ("a#2", (1,))]),
         ("4x24", {"replicas": 1}, [("a", (0,))]),
         ("4x24", {"unload_after_seconds": 60}, [("a", (0,))]),
+        ("64x8", {}, [("a", (0,)), *((f"a#{at + 1}", (at,)) for at in range(1, 64))]),
         ("1x48", {"replicas": 2}, [("a", (0,))]),  # one GPU computes no faster for two
         ("cpu", {}, [("a", ())]),
         ("cpu", {"replicas": 3}, [("a", ()), ("a#2", ()), ("a#3", ())]),
@@ -252,7 +290,7 @@ def test_ram_of_others_is_rounded_up_by_a_step_at_most(taken: int, total: int):
 def test_a_chat_model_gets_more_engines_where_it_may(machine: str, more, engines):
     found = planned(machine, model("a", SMALL | {"runs_on": "any"}, **more))
     assert [(one.id, one.gpus) for one in found.engines] == engines
-    assert found.of("a#9") is None or machine == "cpu"
+    assert (found.of("a#9") is None) == (len(engines) < 9)
     data = as_data(found, found.hardware)["models"][0]["replicas"]
     assert [(one["id"], tuple(one["gpus"])) for one in data] == engines[1:]
 
@@ -318,6 +356,14 @@ def test_a_context_is_offered_only_if_all_models_fit_with_it():
         ("1x16", [model("a", BIG), model("b", variant("b2", 30))], "a GPU of 40 GiB"),
         ("2x16", [model("a", variant("a2", 40, tensor_parallel_sizes=[2]))], "2 GPUs of 24 GiB"),
         (imagined("cpu", ram_gib=8), [model("a", variant("a2", 9, runs_on="cpu"))], "4.0 GiB more RAM"),
+        (imagined("cpu", ram_gib=8), [model("a", variant("a2", 906, runs_on="cpu"))], "999.8 GiB more RAM"),
+        (imagined("cpu", ram_gib=8), [model("a", variant("a2", 908, runs_on="cpu"))], "give a a `demo` in models.yaml"),
+        (
+            "1x24",
+            [model("a", variant("a2", 22.7, activations_gib=0), engine=FIFTH)],
+            "gpu_memory_utilization: 0.95 for a",
+        ),
+        ("1x24", [model("a", variant("a2", 22.9, activations_gib=0), engine=FIFTH)], "a GPU of 141 GiB"),
     ],
 )
 def test_more_memory_is_offered_as_much_as_all_models_need(machine, models, change):
