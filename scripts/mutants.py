@@ -63,6 +63,7 @@ OURS = ("engine", "server", "tests")
 WANTED_PERCENT = 95.0
 LEAST_SECONDS = 10.0
 TIMES_AS_LONG = 5.0
+HANGS_AFTER_SECONDS = 30  # one test: so that what waits for ever does not take a target's whole time
 POLL_SECONDS = 0.01
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 
@@ -237,7 +238,10 @@ def run_tests(target: Target) -> int:
     hypothesis.settings.load_profile("mutants")
     return int(
         pytest.main(
-            ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-m", "not engine and not rounds", *target.tests]
+            [
+                *("-x", "-q", "--assert=plain", "-p", "no:cacheprovider", f"--timeout={HANGS_AFTER_SECONDS}"),
+                *("-m", "not engine and not rounds", *target.tests),
+            ]
         )
     )
 

@@ -99,11 +99,13 @@ async def test_an_answer_that_was_cut_off_or_took_no_time_says_nothing_of_the_ne
 
 async def test_what_was_cut_off_is_charged_by_its_tokens_or_by_the_guess(model):
     one = model()
-    for answer, charged in ((30, 10 + 2 * 30), (0, 10 + 2 * 256)):
-        ticket = await one.ask("a", answer=5000)
-        ticket.answer_tokens = answer
-        one.door.end(ticket, cut_off=True)
-        assert ticket.cost == charged
+    ticket = await one.ask("a", answer=5000)
+    ticket.answer_tokens = 30
+    one.door.end(ticket, cut_off=True)
+    assert ticket.cost == 10 + 2 * 30
+    ticket = await one.ask("a", answer=5000)
+    one.door.end(ticket, cut_off=True)
+    assert ticket.cost == 10 + 2 * 256
 
 
 @pytest.mark.parametrize(
