@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx2
 import yaml
 from bench.load import BenchError, load_generator
 from bench.servers import (
@@ -430,11 +431,29 @@ async def _images(server: Server, name: str, size: int, count: int) -> dict[str,
 
 
 async def _speech(server: Server, name: str) -> dict[str, Any]:
+    return {"bytes": len(await _spoken(server, name))}
+
+
+async def _spoken(server: Server, name: str) -> bytes:
     body = {"model": name, "input": "Good morning.", "voice": "alloy", "response_format": "wav"}
     status, sound = await asyncio.to_thread(server.ask, "/v1/audio/speech", body)
     if status != 200 or not sound.startswith(b"RIFF"):
         raise BenchError(f"status {status}")
-    return {"bytes": len(sound)}
+    return sound
+
+
+async def _heard(server: Server, name: str) -> dict[str, Any]:
+    """Have a model write down what another says."""
+    listed = (await _get(server, "/v1/models"))["data"]
+    speaker = next((one["id"] for one in listed if "speech" in one["capabilities"]), None)
+    if speaker is None:
+        raise Skipped("no model says what could be written down")
+    sound = await _spoken(server, speaker)
+    async with httpx2.AsyncClient(base_url=f"http://{server.host}:{server.port}", timeout=_RESTART_SECONDS) as client:
+        headers = {"Authorization": f"Bearer {server.key}"}
+        form: dict[str, Any] = {"data": {"model": name}, "files": {"file": ("a.wav", sound, "audio/wav")}}
+        answer = await client.post("/v1/audio/transcriptions", headers=headers, **form)
+    return {"text": _answer("/v1/audio/transcriptions", (answer.status_code, answer.content))["text"][:80]}
 
 
 async def _vectors(server: Server, name: str) -> dict[str, Any]:
@@ -463,6 +482,7 @@ _OTHERS: dict[str, tuple[str, Callable[[Server, str], Awaitable[dict[str, Any]]]
     "speech": ("a sentence", _speech),
     "embedding": ("256 texts", _vectors),
     "rerank": ("the right text first", _ranks),
+    "transcription": ("a spoken sentence", _heard),
 }
 
 
