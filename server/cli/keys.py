@@ -31,6 +31,7 @@ _ONCE = "\nShown once: copy it now. Only a hash of it is kept."
 _SOON = "Takes effect on running servers within 10 seconds."
 _LIMIT_WORDS = dict(zip(LIMITS, ("requests/min", "tokens/min", "parallel", "batch items", "images/day"), strict=True))
 _OWN = "*"
+_NEW_ADMIN = "keys create --name admin --tier standard --scope chat --scope admin"
 
 _COLUMNS = ("id", "name", "tier", "scopes", "models", "limits", "state", "last used")
 
@@ -335,14 +336,18 @@ def revoke(
 ) -> None:
     """End a key for good. It stops working within 10 seconds."""
 
-    async def work(database: Database) -> ApiKey:
+    async def work(database: Database) -> tuple[ApiKey, list[ApiKey]]:
         store = KeyStore(database)
-        return await store.revoke(_id_of(key_or_name, await store.list()))
+        return await store.revoke(_id_of(key_or_name, await store.list())), await store.list()
 
-    key = in_store(load_settings(**context.obj), work)
+    key, keys = in_store(load_settings(**context.obj), work)
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
     soon = "A running server refuses it within 10 seconds."
-    tell(Key.model_validate(key).model_dump(), revoked, soon, as_json=as_json)
+    admins = any("admin" in one.scopes and one.usable_at(utc_now()) for one in keys)
+    none_left = (
+        () if admins or "admin" not in key.scopes else (f"No admin key is left. Create one: {HEARTH} {_NEW_ADMIN}",)
+    )
+    tell(Key.model_validate(key).model_dump(), revoked, soon, *none_left, as_json=as_json)
 
 
 def _id_of(given: str, keys: Sequence[ApiKey]) -> str:

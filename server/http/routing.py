@@ -27,6 +27,7 @@ _BODY_SECONDS = 300.0  # for all of it
 _PARSED_AT_A_TIME = 2  # of large bodies
 _INT64 = range(-(2**63), 2**63)
 # Only a text with one of these can hold a number out of range; most bodies need no second look.
+_PLACE = re.compile(r" at line \d+ column \d+$")  # of the parser's message
 _BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
 # A client that is cut off while it still sends never reads the answer: take what is under way, within reason.
 _DRAIN_BYTES = 64 * 2**20
@@ -173,8 +174,12 @@ def parse_strict_json(body: bytes) -> Any:
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
+        if not body.strip():
+            raise _invalid("The body is empty. Send a JSON object.") from error
+        place = found[0] if (found := _PLACE.search(str(error))) else ""
         raise _invalid(
-            "The body is not valid JSON in UTF-8. NaN, infinities, lone surrogates, byte order marks are not allowed."
+            f"The body is not valid JSON in UTF-8{place}. NaN, infinities, lone surrogates, byte order marks are not"
+            " allowed."
         ) from error
     parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
     if parts > _MOST_PARTS:  # it would hold the event loop while it is checked part by part

@@ -47,6 +47,7 @@ from server.observability.status import (
 from server.store.usage import Usage
 
 _log = logging.getLogger("hearth.status")
+_STARTED_AT = time.time()  # scripts/serve may have set up for minutes in this process
 _SHOWN = 5
 _QUESTION_SECONDS = 10.0
 _INSPECTED_SECONDS = 10.0
@@ -88,15 +89,14 @@ async def read_status(app: FastAPI) -> Status:
         models.append(_model(health, load, held, app.state.metrics.last_minute))
     found = {model.status for model in models} | ({"draining"} if draining else set())
     paths = {name: getattr(settings, name) for name in Paths.model_fields}
-    started_at = psutil.Process().create_time()
     return Status(
         status=next((state for state in ("draining", "failed", "loading") if state in found), "ready"),
         degraded=degraded(app),
         version=importlib.metadata.version("hearth-inference"),
         pid=os.getpid(),
         base_url=app.state.base_url,
-        started_at=iso(datetime.fromtimestamp(started_at, UTC)) or "",
-        uptime_seconds=round(time.time() - started_at, 1),
+        started_at=iso(datetime.fromtimestamp(_STARTED_AT, UTC)) or "",
+        uptime_seconds=round(time.time() - _STARTED_AT, 1),
         requests_running=running,
         swaps=swaps,
         ram_total_bytes=hardware.ram_bytes,

@@ -245,6 +245,17 @@ def test_a_standard_key_does_not_see_that_there_is_more(anonymous: httpx2.Client
             assert response.json() == hidden.json()
 
 
+def test_a_misspelt_model_is_answered_with_one_that_the_key_may_use(anonymous: httpx2.Client, standard_key: Key):
+    def told(name: str) -> str:
+        refused = anonymous.post(CHAT, json=REQUEST | {"model": name}, headers=bearer(standard_key))
+        assert_error(refused, 404, "model_not_found", "model")
+        return str(refused.json()["error"]["message"])
+
+    assert "Did you mean `service-plus`?" in told("servce-plus")
+    assert "service-pro" not in told("service-pro")
+    assert "Did you mean" not in told("gpt-5")
+
+
 def test_a_key_for_one_model_may_use_no_other(anonymous: httpx2.Client, chat_only_key: Key):
     headers = bearer(chat_only_key)
     assert anonymous.post(CHAT, json=REQUEST | {"model": "service-pro"}, headers=headers).status_code == 200

@@ -124,6 +124,16 @@ def test_revoke_takes_the_id_in_any_form_and_never_repeats_a_secret(keys: Keys, 
     assert (again.exit_code, json.loads(again.stdout)["public_id"]) == (0, value["public_id"])
 
 
+def test_revoking_the_last_admin_key_says_how_to_make_another(keys: Keys) -> None:
+    first, second = (created(keys, "--scope", "chat", "--scope", "admin")["public_id"] for _ in range(2))
+    user = created(keys)["public_id"]
+    assert "No admin key is left" not in keys("revoke", first).stdout
+    told = keys("revoke", second).stdout
+    command = told.partition("hearth keys ")[2].split()
+    assert keys(*command, "--json").exit_code == 0
+    assert "No admin key is left" not in keys("revoke", user).stdout
+
+
 def test_revoking_an_unknown_or_garbled_id_is_refused_without_repeating_it(keys: Keys) -> None:
     created(keys)
     unknown = keys("revoke", "0123456789Ab", "--json")

@@ -90,6 +90,19 @@ def test_what_parsers_disagree_about_is_refused(body: bytes):
 
 
 @pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"model": "x",\n "n" 1}', "UTF-8 at line 2 column 6."),
+        (b"{'model': 1}", "UTF-8 at line 1 column 2."),
+        (b" \n", "The body is empty."),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(body: bytes, told: str):
+    with pytest.raises(ApiError, match=told.replace(".", r"\.")):
+        parse_strict_json(body)
+
+
+@pytest.mark.parametrize(
     "body", [nested(64), nested(64, '{"a":', "}"), b"[" * 64 + b"]" * 64, b"[" + b"[]," * 200 + b"[]]"]
 )
 def test_64_levels_are_fine_and_breadth_is_no_depth(body: bytes):
