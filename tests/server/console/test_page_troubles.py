@@ -146,4 +146,7 @@ def test_a_very_long_chat_stays_quick(tab: Tab):
     tab.page.locator(".message").nth(39).wait_for()
     tab.page.evaluate(_MEASURED)
     tab.page.get_by_label("Message", exact=True).press_sequentially("How are you today?", delay=30)
-    assert 0 < tab.page.evaluate("window.cost") < 50
+    # What is told of an event comes after its frame. What takes less than 16 ms is not told.
+    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100)))")
+    assert tab.page.evaluate("PerformanceObserver.supportedEntryTypes.includes('event')")
+    assert tab.page.evaluate("window.cost") < 50
