@@ -5,7 +5,17 @@ from typing import Any
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB
 from engine.placement.kv_cache import KvCache
-from engine.placement.packing import ASLEEP_BYTES, Layout, _part, _Want, asleep_bytes, pack, shared_out, uses
+from engine.placement.packing import (
+    ASLEEP_BYTES,
+    Layout,
+    _part,
+    _Want,
+    add_replica,
+    asleep_bytes,
+    pack,
+    shared_out,
+    uses,
+)
 from engine.placement.types import Device, Need, Placed
 
 VARIANT = VariantSpec.model_validate({"folder": "w", "licence": "MIT", "weights_gib": 1, "runs_on": "any"})
@@ -202,3 +212,33 @@ def test_as_many_as_possible_get_one_long_conversation_and_the_rest_is_divided()
     assert parts(9, b=(10, 30), a=(10, 30)) == {"a": 4, "b": 5}, "for nobody enough: evenly"
     assert parts(50, b=(60, 60), a=(20, 25)) == {"a": 25, "b": 25}, "no more than the longest context of one"
     assert parts(100, b=(20, 30), a=(10, 20)) == {"a": 20 + 25, "b": 30 + 25}, "what is left of all that, evenly"
+
+
+def replica(devices: list[Device], need: Need, first_gpu: int = 0, **others: Placed) -> tuple[bool, Layout]:
+    """Whether there is room for one more engine of a model on `first_gpu`, and the layout after it."""
+    first = Placed("a", "resident", "", VARIANT, need, (first_gpu,), need.least_bytes, kv_bytes=need.kv_bytes)
+    layout = Layout(devices, {"a": first, **others})
+    return add_replica(layout, first, "a#2"), layout
+
+
+def test_a_replica_takes_room_to_the_last_byte_on_a_gpu_without_a_chat_model():
+    devices = [gpu(0, 10), gpu(1, 6), ram(1)]
+    made, layout = replica(devices, chat(6))
+    assert (made, layout.placed["a#2"].gpus, layout.free(devices[1])) == (True, (1,), 0)
+    made, layout = replica([gpu(0, 20), gpu(1, 6), ram(1)], chat(6, activations_bytes=1))
+    assert (made, set(layout.placed)) == (False, {"a"})
+
+
+def test_a_replica_goes_to_the_fullest_gpu_that_has_room_whoever_takes_turns_there():
+    turning = Placed("i", "swapped", "", VARIANT, image(3), (2,), 3 * GIB)
+    made, layout = replica([gpu(0, 8), gpu(1, 10), gpu(2, 10), ram(1)], chat(6), i=turning)
+    assert (made, layout.placed["a#2"].gpus) == (True, (2,))
+
+
+def test_a_replica_has_the_context_of_the_first():
+    for longest, context in ((0, 0), (131_072, 8192)):
+        made, layout = replica([gpu(0, 10), gpu(1, 10), ram(1)], chat(6, longest_context=longest))
+        need = layout.placed["a#2"].need
+        assert made
+        assert need is not None
+        assert need.longest_context == context
