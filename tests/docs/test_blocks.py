@@ -13,6 +13,7 @@ import jinja2
 import pytest
 import yaml
 from serving import ROOT
+from small_models import models_yaml
 from test_docs import PAGES
 
 from engine.config import load_config
@@ -28,7 +29,6 @@ SCRIPT = re.compile(r"(?<![\w./])(?:\./)?(scripts/[\w/.-]+)")
 VARIABLE = re.compile(r"\bHEARTH_[A-Z_]+\b")
 # Of clients and scripts, and the address and key of the command line.
 OTHER_VARIABLES = {"HEARTH_URL", "HEARTH_KEY", "HEARTH_MODEL"}
-TIERS = "tiers:\n  standard: {models: [standard]}\n"
 MODEL = "  {name}: {{task: chat, tier: standard, capabilities: [chat], weights: {name}}}\n"
 
 
@@ -70,10 +70,10 @@ def test_a_file_is_read(language: str, text: str, tmp_path: Path):
 def test_models_of_an_example_can_be_served(_language: str, text: str, tmp_path: Path):
     found = yaml.safe_load(text)
     bases = [model["base"] for model in found.get("models", found).values() if "base" in model]
-    head, models = ("", text) if "models" in found else ("models:\n", re.sub("^(?=.)", "  ", text, flags=re.MULTILINE))
+    entries = text.removeprefix("models:\n") if "models" in found else re.sub("^(?=.)", "  ", text, flags=re.MULTILINE)
     file = tmp_path / "models.yaml"
-    more = "".join(MODEL.format(name=base) for base in bases)
-    file.write_text(f"{head}{models.rstrip()}\n{more}{'' if 'tiers' in found else TIERS}")
+    more = [MODEL.format(name=base) for base in bases]
+    file.write_text(text if "tiers" in found else models_yaml(entries, *more))
     assert load_config(file).models
 
 
@@ -81,5 +81,5 @@ def test_models_of_an_example_can_be_served(_language: str, text: str, tmp_path:
 def test_roles_of_an_example_can_be_served(_language: str, text: str, tmp_path: Path):
     named = {name for role in yaml.safe_load(text)["cluster"]["roles"].values() for name in role["models"]}
     file = tmp_path / "models.yaml"
-    file.write_text(f"models:\n{''.join(MODEL.format(name=name) for name in named)}{TIERS}{text}")
+    file.write_text(models_yaml(*(MODEL.format(name=name) for name in named)) + text)
     assert load_config(file).roles

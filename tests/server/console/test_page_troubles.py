@@ -22,9 +22,11 @@ tiers:
 # The longest time that handling an event took, in ms: what other processes do on the same cores does not count.
 _MEASURED = """
 window.cost = 0;
-new PerformanceObserver((list) => list.getEntries().forEach((one) => {
-  window.cost = Math.max(window.cost, one.processingEnd - one.processingStart);
-})).observe({ type: 'event', durationThreshold: 16 });
+for (const type of ['keydown', 'input']) {
+  let began;
+  addEventListener(type, () => (began = performance.now()), true);  // before the page, and after it has rendered
+  addEventListener(type, () => (window.cost = Math.max(window.cost, performance.now() - began)));
+}
 """
 
 
@@ -146,7 +148,4 @@ def test_a_very_long_chat_stays_quick(tab: Tab):
     tab.page.locator(".message").nth(39).wait_for()
     tab.page.evaluate(_MEASURED)
     tab.page.get_by_label("Message", exact=True).press_sequentially("How are you today?", delay=30)
-    # What is told of an event comes after its frame. What takes less than 16 ms is not told.
-    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100)))")
-    assert tab.page.evaluate("PerformanceObserver.supportedEntryTypes.includes('event')")
-    assert tab.page.evaluate("window.cost") < 50
+    assert 0 < tab.page.evaluate("window.cost") < 50
