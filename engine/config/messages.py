@@ -76,6 +76,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean `{shown(near)}`?" if near else ""
 
 
+def near_miss_sentence(word: str, choices: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` for a near miss, else the empty string. `word` may come from a client."""
+    near = near_miss(word, choices)
+    return f" Did you mean `{near}`?" if near else ""
+
+
 def near_misses(word: str, choices: Iterable[str], most: int) -> list[str]:
     """Return what `word` may have been meant to be, the most similar first. `word` may come from a client."""
     return difflib.get_close_matches(word[:64], list(choices), n=most)

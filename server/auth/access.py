@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from engine import Engine, ModelInfo
-from engine.config.messages import near_miss
+from engine.config.messages import near_miss_sentence
 from server.errors import ApiError
 from server.store.keys import ApiKey
 
@@ -70,10 +70,9 @@ class Access:
         """
         spec = self.engine.config.entry(name)
         if spec is None or not self._allows(key, spec.id, spec.tier):
-            near = near_miss(name, [model.id for model in self.models(key)])
-            sentence = "There is no such model, or your key may not use it."
-            advice = f"Did you mean `{near}`? " if near else ""
-            advice += "GET /v1/models lists the ones that you may use."
+            meant = near_miss_sentence(name, [model.id for model in self.models(key)])
+            sentence = f"There is no such model, or your key may not use it.{meant}"
+            advice = "GET /v1/models lists the ones that you may use."
             raise ApiError(404, "model_not_found", f"{sentence} {advice}", param="model")
         return spec.id
 

@@ -5,6 +5,7 @@ What a key's fields may hold in themselves is the store's to check.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from engine.config import Config, TierSpec
 from engine.config.messages import near_miss
@@ -26,6 +27,11 @@ def limits_of(key: ApiKey, tiers: Mapping[str, TierSpec]) -> Limits:
         return Limits()
     own = {name: limit for name in LIMITS if (limit := getattr(key.limits, name)) is not None}
     return Limits(**{name: getattr(tier, name) for name in LIMITS} | own, queue_share=tier.queue_share)
+
+
+def working_admins(keys: Iterable[ApiKey], now: datetime) -> list[str]:
+    """Return the ids of the keys that work and have the scope `admin`."""
+    return [key.public_id for key in keys if "admin" in key.scopes and key.usable_at(now)]
 
 
 def check_scopes(scopes: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from engine.config import Config, TierSpec, load_config
 from engine.errors import EngineError
 from server.api.admin.schema import Key
-from server.auth.rights import check_rights, check_scopes, limits_of
+from server.auth.rights import check_rights, check_scopes, limits_of, working_admins
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import MomentError, future, span
 from server.settings import Settings, load_settings
@@ -338,16 +338,16 @@ def revoke(
 
     async def work(database: Database) -> tuple[ApiKey, list[ApiKey]]:
         store = KeyStore(database)
-        return await store.revoke(_id_of(key_or_name, await store.list())), await store.list()
+        keys = await store.list()
+        return await store.revoke(_id_of(key_or_name, keys)), keys
 
     key, keys = in_store(load_settings(**context.obj), work)
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
     soon = "A running server refuses it within 10 seconds."
-    admins = any("admin" in one.scopes and one.usable_at(utc_now()) for one in keys)
-    none_left = (
-        () if admins or "admin" not in key.scopes else (f"No admin key is left. Create one: {HEARTH} {_NEW_ADMIN}",)
-    )
-    tell(Key.model_validate(key).model_dump(), revoked, soon, *none_left, as_json=as_json)
+    lines = [revoked, soon]
+    if "admin" in key.scopes and set(working_admins(keys, utc_now())) <= {key.public_id}:
+        lines.append(f"No admin key is left. Create one: {HEARTH} {_NEW_ADMIN}")
+    tell(Key.model_validate(key).model_dump(), *lines, as_json=as_json)
 
 
 def _id_of(given: str, keys: Sequence[ApiKey]) -> str:

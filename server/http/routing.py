@@ -26,8 +26,8 @@ BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
 _BODY_SECONDS = 300.0  # for all of it
 _PARSED_AT_A_TIME = 2  # of large bodies
 _INT64 = range(-(2**63), 2**63)
-# Only a text with one of these can hold a number out of range; most bodies need no second look.
 _PLACE = re.compile(r" at line \d+ column \d+$")  # of the parser's message
+# Only a text with one of these can hold a number out of range; most bodies need no second look.
 _BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
 # A client that is cut off while it still sends never reads the answer: take what is under way, within reason.
 _DRAIN_BYTES = 64 * 2**20

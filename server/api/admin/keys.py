@@ -17,7 +17,7 @@ from server.api.admin.schema import ChangesBody, ExpireBody, Key, NewKey, NewKey
 from server.api.caller import TheActor, of_app
 from server.api.schema import Listed
 from server.auth.access import KeyWith
-from server.auth.rights import check_rights, check_scopes
+from server.auth.rights import check_rights, check_scopes, working_admins
 from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.store.key_cache import KeyCache
@@ -42,9 +42,8 @@ class KeyAdmin:
     async def without_lockout(self, public_id: str, param: str) -> AsyncIterator[None]:
         """Refuse to take the last key that works and has the scope `admin`. Exact within this process."""
         async with self._one_at_a_time:
-            now = self.cache.store.clock()
-            keys = await self.cache.store.list()
-            if [key.public_id for key in keys if "admin" in key.scopes and key.usable_at(now)] == [public_id]:
+            store = self.cache.store
+            if working_admins(await store.list(), store.clock()) == [public_id]:
                 sentence = (
                     "This is the last key with the scope `admin` that works, and without one the server "
                     "could not be administered over HTTP. Create another first, or use `hearth keys` on the machine."

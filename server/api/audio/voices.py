@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 import engine
 from engine import RequestError, language_code
-from engine.config.messages import near_miss
+from engine.config.messages import near_miss_sentence
 from server.api.schema import Asked, Shown
 
 _LISTED = 30
@@ -48,8 +48,7 @@ class VoiceQuery(Asked):
 
 
 def _unknown(param: str, given: str, rule: str, known: Sequence[str]) -> RequestError:
-    near = near_miss(given.lower(), known)
-    meant = f" Did you mean `{near}`?" if near else ""
+    meant = near_miss_sentence(given.lower(), known)
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     there = ", ".join(f"`{name}`" for name in known[:_LISTED])
     return RequestError(f"`{param}` {rule}.{meant} There is {there}{more}.", param=param)
