@@ -4,11 +4,13 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx2
 import pytest
 from chat_parts import assert_error
 from serving import Key, Server, poll_until
+from small_models import VOICES_ONLY
 
 pytestmark = pytest.mark.engine
 ADDRESSES = (f"198.51.100.{number}" for number in itertools.count(1))
@@ -148,9 +150,11 @@ def test_the_key_says_its_limits_and_what_is_left(chat_server: Server, client: h
     assert later["left"]["requests"] == 19
 
 
-def test_the_link_of_the_first_start_signs_in_once(chat_server: Server, client: httpx2.Client):
-    once = chat_server.wait_for_line(r"#once=(\S+)")[1]
-    signed = client.post("/console/session", json={"once": once})
-    assert signed.status_code == 200
-    assert "admin" in signed.json()["key"]["scopes"]
-    assert_error(client.post("/console/session", json={"once": once}), 401, "invalid_api_key")
+def test_the_link_of_the_first_start_signs_in_once(tmp_path: Path):
+    (tmp_path / "models.yaml").write_text(VOICES_ONLY)
+    with Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml")}) as fresh:
+        once = {"once": fresh.wait_for_line(r"#once=(\S+)")[1]}
+        signed = httpx2.post(f"{fresh.root_url}/console/session", json=once)
+        assert signed.status_code == 200
+        assert "admin" in signed.json()["key"]["scopes"]
+        assert_error(httpx2.post(f"{fresh.root_url}/console/session", json=once), 401, "invalid_api_key")

@@ -178,7 +178,7 @@ function summary(usage, began, first, finish) {
   if (usage && first) {
     const seconds = (performance.now() - first) / 1000;
     parts.push(`${usage.completion_tokens} tokens`);
-    if (seconds > 0.1) parts.push(`${(usage.completion_tokens / seconds).toFixed(0)} tokens/s`); // else it came in one piece
+    if (seconds > 0.01) parts.push(`${(usage.completion_tokens / seconds).toFixed(0)} tokens/s`); // else it came in one piece
     parts.push(`first after ${((first - began) / 1000).toFixed(2)} s`, `prompt ${usage.prompt_tokens} tokens`);
   }
   if (finish === "length") parts.push("cut: the longest answer allowed");

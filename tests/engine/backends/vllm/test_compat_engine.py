@@ -38,8 +38,8 @@ RENAMED = {
     "exact values": "_coerce_dict",
     "marks in texts": "_extract_tool_call_jsons",
 }
-# Of torch and Python, which are not renamed here.
-OTHERS = {"amx", "fork server", "load compiled code"}
+# Of torch and Python, which are not renamed here, and of a GPU's engine.
+OTHERS = {"amx", "flashinfer", "fork server", "load compiled code"}
 # Said when a process dies, where there are metrics, by a model of one family, or where tools are offered: not by an
 # answer without all of these.
 SILENT = {"death", "exact values", "latencies", "marks in texts"}
