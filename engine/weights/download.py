@@ -386,7 +386,7 @@ class _Hub:
         url = hf_hub_url(
             self._repository,
             part.file.path,
-            subfolder=self._subfolder or None,
+            subfolder=self._subfolder,
             revision=listing.revision,
             endpoint=self._endpoint,
         )
@@ -404,7 +404,7 @@ class _Hub:
         if (part.done, end) != (0, size):
             asked["Range"] = f"bytes={part.done}-{end - 1}"
         headers = build_hf_headers(library_name="hearth", headers=asked)
-        timeout = max(constants.HF_HUB_DOWNLOAD_TIMEOUT, 1)
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
             start, total = _range(response)
             if total not in {"*", str(size)}:

@@ -41,6 +41,7 @@ _KEY_FILE = "image-links.key"
 _KEY_BYTES = 32
 _MOMENT = re.compile(r"[0-9]{1,12}")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
+_SWEEP_EVERY_SECONDS = 600.0
 _SWEEP_TO = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
 
 
@@ -64,7 +65,7 @@ class ImageFiles:
     retention_seconds: float
     max_bytes: int
     shared: bool = False
-    sweep_every_seconds: float = 600
+    sweep_every_seconds: float = _SWEEP_EVERY_SECONDS
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
@@ -150,7 +151,7 @@ class ImageFiles:
         for file in self.path.glob(f"*{_PART}"):
             with suppress(FileNotFoundError):
                 if _NAME.fullmatch(file.name.removesuffix(_PART)) and file.stat().st_mtime <= newest:
-                    file.unlink(missing_ok=True)
+                    file.unlink()
 
     def _write_now(self, name: str, data: bytes) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
@@ -180,7 +181,7 @@ class ImageFiles:
             for entry in entries:
                 if _NAME.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
+                        found = entry.stat()
                         yield found.st_mtime, found.st_size, entry.name
 
 

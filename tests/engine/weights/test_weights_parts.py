@@ -101,6 +101,14 @@ def test_nothing_is_asked_for_a_file_that_is_there(hub: HubServer, begun: Begin)
     assert hub.ranges["w.bin"] == []
 
 
+def test_of_a_subfolder_its_own_file_is_fetched(hub: HubServer, begun: Begin):
+    hub.add("org/parts", {"w.bin": b"x" * 200, "below/w.bin": CONTENT})
+    wanted = Wanted("org/parts", "parts", subfolder="below", endpoint=hub.endpoint, first_pause_seconds=0.001)
+    part = begun(b"")
+    _Hub(wanted, threading.Event()).fetch(listing(), part)
+    assert part.matches()
+
+
 def test_a_hub_without_ranges_is_read_from_the_start(hub: HubServer, begun: Begin):
     hub.knows_ranges = False
     part = begun(b"x" * 10)
@@ -199,8 +207,8 @@ def test_pauses_double_up_to_thirty_times_the_first_unless_the_hub_asks_for_anot
     assert pauses == [2, 300, 8]
 
 
-def test_what_is_missing_is_all_but_whole_files_and_begun_parts(tmp_path: Path):
-    other = FILE.model_copy(update={"path": "below/v.bin"})
+def test_what_is_missing_is_all_but_whole_files_and_begun_parts_and_what_is_made_of_pickles(tmp_path: Path):
+    other = FILE.model_copy(update={"path": "below/v.pt"})
     with locked(tmp_path, "m") as pull:
         pull.begin(Listing(repository="org/parts", revision=COMMIT, files=(FILE, other)), lambda _: None)
         assert pull.missing_bytes == 400
@@ -208,6 +216,16 @@ def test_what_is_missing_is_all_but_whole_files_and_begun_parts(tmp_path: Path):
         assert pull.missing_bytes == 350
         (pull.model / "w.bin").write_bytes(CONTENT)
         assert pull.missing_bytes == 200
+        pull.convert = True
+        assert pull.missing_bytes == 400
+
+
+def test_a_file_lies_as_deep_as_in_its_repository(tmp_path: Path):
+    deep = FILE.model_copy(update={"path": "en/amy/w.bin"})
+    with locked(tmp_path, "m") as pull:
+        pull.begin(Listing(repository="org/parts", revision=COMMIT, files=(deep,)), lambda part: part.write(CONTENT))
+        pull._complete(deep, lambda *_: None)
+        assert (pull.model / deep.path).read_bytes() == CONTENT
 
 
 def test_a_part_that_was_damaged_is_fetched_once_more_from_zero_and_no_oftener(tmp_path: Path):

@@ -235,6 +235,15 @@ async def test_what_a_killed_server_had_half_written_goes_at_the_start_and_nothi
     assert names_in(path) == ["notes.part", "notes.png"]
 
 
+async def test_of_a_shared_folder_only_what_is_half_written_for_an_hour_goes(path: Path):
+    parts = [f"{moment:032}.png.part" for moment in (6399, 6400, 6401)]
+    made(path, *parts)
+    for moment, part in zip((6399, 6400, 6401), parts, strict=True):
+        os.utime(path / part, (moment, moment))
+    async with ImageFiles(path, retention_seconds=HOUR, max_bytes=2**30, shared=True, clock=lambda: 10_000.0):
+        assert names_in(path) == parts[2:]
+
+
 async def test_a_folder_that_somebody_has_cleared_away_is_made_again(path: Path):
     async with files_at(path) as files:
         cleared_away(path)
