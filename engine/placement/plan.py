@@ -17,12 +17,9 @@ from engine.config import (
     AuxiliaryModelSpec,
     ChatModelSpec,
     Config,
-    EmbeddingModelSpec,
     ImageModelSpec,
     ModelSpec,
-    RerankModelSpec,
     SpeechModelSpec,
-    TranscriptionModelSpec,
 )
 from engine.config.models import VariantSpec, model_of, replica_id
 from engine.placement import report
@@ -36,14 +33,6 @@ _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 DEMO_OF_TASK = {
     **{task: task for task in ("chat", "image", "embedding", "rerank", "transcription")},
     "speech": "voices",
-}
-_RANKS = {
-    SpeechModelSpec: 0,
-    ChatModelSpec: 1,
-    ImageModelSpec: 2,
-    EmbeddingModelSpec: 3,
-    RerankModelSpec: 3,
-    TranscriptionModelSpec: 3,
 }
 _MOST_RAM_TENTHS = 10_000  # of a GiB: more is no small change
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
@@ -73,7 +62,7 @@ def plan(
     engines = sorted(shared_out(layout), key=lambda one: (len(one.id), one.id))  # 10 comes after 2
     placed = {}
     for name, choice in choices.items():
-        first, *replicas = _alike([one for one in engines if model_of(one.id) == name])
+        first, *replicas = [one for one in engines if model_of(one.id) == name]
         first = planner.explained(first, choice, config, hardware)
         same = (replace(one, state=first.state, variant=first.variant) for one in replicas)
         placed[name] = replace(first, replicas=tuple(same))
@@ -158,9 +147,15 @@ class _Planner:
         return tuple(variant for variant in spec.variants if variant.id in self.here)
 
 
-def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
+def _rank(spec: ModelSpec) -> tuple[bool, bool, bool, bool, str]:
     """Which stay loaded first: voices, chat, chat with vision, images; the auxiliary ones last."""
-    return _RANKS[type(spec)], "vision" in spec.capabilities, spec.id
+    return (
+        isinstance(spec, AuxiliaryModelSpec),
+        isinstance(spec, ImageModelSpec),
+        isinstance(spec, ChatModelSpec),
+        "vision" in spec.capabilities,
+        spec.id,
+    )
 
 
 def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Prefer) -> _Fitted | Refusal:
@@ -202,8 +197,9 @@ def _fitting(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> Itera
     specs = [choice.spec for choice in choices.values()]
     movable = [spec for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
     auxiliary = sum(isinstance(spec, AuxiliaryModelSpec) for spec in movable)
-    least = 2 if auxiliary == len(movable) else max(2, auxiliary + 1)
-    for count in (0, *range(least, len(movable) + 1)):
+    for count in range(len(movable) + 1):
+        if count and count <= auxiliary < len(movable):
+            continue
         shared = [spec.id for spec in movable[len(movable) - count :]]
         layout = _layout(choices, devices, shared)
         if layout is not None:
@@ -222,33 +218,26 @@ def _keeps(fitted: _Fitted, alone: _Fitted) -> bool:
 
 def _add_replicas(choices: Mapping[str, _Choice], layout: Layout) -> None:
     """Add engines to chat models that stay loaded for as long as there is room for one, each model one in turn."""
-    firsts = [one for one in shared_out(layout) if _most_engines(choices[one.id], one) > 1]
-    number = 1
+    firsts = shared_out(layout)
+    number = 0
     while firsts:
         number += 1
         firsts = [
             first
             for first in firsts
-            if number <= _most_engines(choices[first.id], first)
-            and add_replica(layout, first, replica_id(first.id, number))
+            if number <= _most_replicas(choices[first.id], first)
+            and add_replica(layout, first, replica_id(first.id, number + 1))
         ]
 
 
-def _most_engines(choice: _Choice, first: Placed) -> int:
-    """Return how many engines a model may have: where that is not said, as many as GPUs have room for."""
+def _most_replicas(choice: _Choice, first: Placed) -> int:
+    """Return how many engines a model may have more: where that is not said, as many as GPUs have room for."""
     spec = choice.spec
     if not isinstance(spec, ChatModelSpec) or spec.unload_after_seconds is not None or first.state == "swapped":
-        return 1
-    return spec.replicas or (1 if choice.is_demo or not first.gpus else 64)
-
-
-def _alike(engines: Sequence[Placed]) -> list[Placed]:
-    """Give all engines of a model the context of the one with the least: a request may go to any of them."""
-    contexts = [one.context_length for one in engines]
-    if len(set(contexts)) == 1:
-        return list(engines)
-    shortest = min(context for context in contexts if context is not None)
-    return [replace(one, need=one.need and replace(one.need, longest_context=shortest)) for one in engines]
+        return 0
+    if spec.replicas is None and (choice.is_demo or not first.gpus):
+        return 0
+    return (spec.replicas or 64) - 1
 
 
 def _variants_of(fitted: _Fitted) -> dict[str, str]:
@@ -316,7 +305,8 @@ class _Change:
 
     def _without_keep_loaded(self) -> list[str]:
         """Return as few models as possible that need not stay loaded."""
-        kept = [spec for spec in self.config.models.values() if getattr(spec, "keep_loaded", False)]
+        models = self.config.models.values()
+        kept = [spec for spec in models if not isinstance(spec, SpeechModelSpec) and spec.keep_loaded]
         freed = {spec.id: spec.model_copy(update={"keep_loaded": False}) for spec in kept}
         if not freed or not self._fits_with(*freed.values()):
             return []
@@ -329,7 +319,7 @@ class _Change:
     def _shorter(self, specs: Iterable[ModelSpec]) -> Iterator[str]:
         """Yield the longest context of one model with which all fit."""
         chats = [spec for spec in specs if isinstance(spec, ChatModelSpec) and spec.id not in self.planner.folders]
-        for spec in sorted(chats, key=lambda spec: (-_context(spec), spec.id)):
+        for spec in chats:
             lengths = range(report.SHORTEST_CONTEXT, _context(spec), report.CONTEXT_STEP)
 
             def too_long(length: int, spec: ChatModelSpec = spec) -> bool:
@@ -342,12 +332,14 @@ class _Change:
                 return
 
     def _other_share(self, specs: Iterable[ModelSpec]) -> Iterator[str]:
+        """Yield the share nearest to what models.yaml says with which all fit."""
         for spec in specs:
-            share = explicit(spec, "gpu_memory_utilization")
-            for percent in range(int(share * 100) + 1, 96) if isinstance(share, float) else ():
+            said = explicit(spec, "gpu_memory_utilization")
+            shares = (percent / 100 for percent in range(96))
+            for share in sorted(shares, key=lambda one: abs(one - said)) if isinstance(said, float) else ():
                 assert isinstance(spec, ChatModelSpec)  # noqa: S101  # no other has a share
-                if self._fits_with(_with_engine(spec, gpu_memory_utilization=percent / 100)):
-                    yield f"gpu_memory_utilization: {percent / 100:.2f} for {spec.id}"
+                if self._fits_with(_with_engine(spec, gpu_memory_utilization=share)):
+                    yield f"gpu_memory_utilization: {share:.2f} for {spec.id}"
                     return
 
     def _others_ended(self, *, on_gpus: bool) -> Iterator[str]:
@@ -357,8 +349,7 @@ class _Change:
             fits = self._fits_on(gpus=tuple(replace(gpu, free_bytes=gpu.total_bytes) for gpu in machine.gpus))
         else:
             taken = machine.ram_bytes - machine.ram_available_bytes - machine.ram_ours_bytes
-            fits = machine.ram_for_models_bytes is None
-            fits = fits and self._fits_on(ram_available_bytes=machine.ram_bytes - machine.ram_ours_bytes)
+            fits = machine.ram_for_models_bytes is None and self._fits_on(ram_available_bytes=machine.ram_bytes)
         if fits:
             yield f"end the other processes there, which hold {report.gib(taken)}"
 
@@ -385,7 +376,7 @@ class _Change:
                 replace(gpu, total_bytes=size * GIB, free_bytes=gpu.free_bytes + size * GIB - gpu.total_bytes)
                 for gpu in gpus[:count]
             )
-            if gpus and size * GIB > gpus[0].total_bytes and self._fits_on(gpus=(*larger, *gpus[count:])):
+            if gpus and size * GIB >= gpus[0].total_bytes and self._fits_on(gpus=(*larger, *gpus[count:])):
                 yield f"{f'{count} GPUs' if count > 1 else 'a GPU'} of {size} GiB"
                 return
 

@@ -103,13 +103,19 @@ def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[De
         message = f"{model}: none of its variants runs on a {'GPU' if gpus else 'CPU'}"
         change = "add a variant for this device in models.yaml" if gpus else "a GPU, or a variant that `runs_on: any`"
         return Refusal((model,), message, 0, 0, change)
-    pairs = [(need, device) for need in options for device in devices if need.is_kind_of(device)]
+    pairs = [(need, _fullest(need, devices)) for need in options]
     need, device = min(pairs, key=lambda pair: (max(0, _missing(*pair)) * max(1, pair[0].split), pair[0].split))
     message, available = _why_not_on(need, device)
     change = "" if need.runs_on(device) else "a newer GPU, or a variant for older ones in models.yaml"
     split = min(max(1, option.split) for option in options)
     on_gpus = any(option.split for option in options)
     return Refusal((model,), f"{model}: {message}", _least(need, device), available, change, on_gpus, split)
+
+
+def _fullest(need: Need, devices: Sequence[Device]) -> Device:
+    """Return the device with the least room of those that it would take."""
+    right = [device for device in devices if need.is_kind_of(device)]
+    return sorted(right, key=lambda device: _missing(need, device))[max(1, need.split) - 1]
 
 
 def _why_not_on(need: Need, device: Device) -> tuple[str, int]:

@@ -62,7 +62,12 @@ class Need:
 
     def chat_bytes(self, tokens: int | None) -> int:
         """Return the KV cache for one conversation of that length; 0 where its size is not known."""
-        return 0 if self.cache is None or tokens is None else self.cache.coarse().bytes_of(1, tokens)
+        return max((cache.bytes_of(1, tokens) for cache in self._divided), default=0) if tokens else 0
+
+    @property
+    def _divided(self) -> tuple[KvCache, ...]:
+        """The cache in blocks of either size: for what just fits into those of one, the other may lack a block."""
+        return () if self.cache is None else (self.cache, self.cache.coarse())
 
     @property
     def one_chat_bytes(self) -> int:
@@ -78,8 +83,7 @@ class Need:
         """Return the context that it is served with where its KV cache is so large."""
         if self.cache is None or self.context_length is None or not self.longest_context:
             return self.context_length
-        # Blocks of either size: what just fits into coarse ones may lack a few bytes with fine ones
-        longest = min(cache.longest(kv_bytes, self.longest_context) for cache in (self.cache, self.cache.coarse()))
+        longest = min(cache.longest(kv_bytes, self.longest_context) for cache in self._divided)
         if longest < self.longest_context:
             longest -= longest % _CONTEXT_STEP
         return max(longest, self.context_length)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_parts import config_of, model, shipped
+from plan_parts import config_of, model, shipped, variant
 from test_golden_plans import SHAPES
 
 from engine.config import ChatModelSpec
@@ -15,7 +15,7 @@ from engine.placement.hardware import GIB, imagined
 from engine.placement.kv_cache import KvCache
 from engine.placement.needs import ContextNeeds, own_folders
 from engine.placement.plan import plan
-from engine.placement.types import Plan
+from engine.placement.types import Need, Plan
 
 # What the config.json of these models says of their KV cache, as published.
 CONFIGS = json.loads(Path(__file__).with_name("kv_shapes.json").read_text())
@@ -151,6 +151,22 @@ def test_blocks_and_conversations_are_those_that_were_published():
     assert ours("qwen3.6-27b").blocks(41 * GIB) == 856
     # Two GPUs with 3.86 GiB each: 161 blocks (vllm 49064)
     assert ours("qwen3.6-27b", split=2).blocks(int(3.86 * GIB)) == 161
+
+
+@given(
+    st.sampled_from([1536, 16384, 131_072]),
+    st.sampled_from([(1, None, 0), (1, 4096, 0), (4, 1024, 0), (2, None, 10**6), (4, None, 70 * 2**20)]),
+    st.integers(2, 262_144),
+)
+def test_a_conversation_gets_what_it_takes_in_blocks_of_either_size_and_no_byte_more(
+    token_bytes: int, kind: tuple[int, int | None, int], tokens: int
+):
+    groups, window, state = kind
+    cache = KvCache.of(token_bytes, groups=groups, window=window, state_bytes=state, least_block=16, in_flight=4096)
+    (one,) = model("a", variant("v", 1)).variants
+    need = Need(one, 1, 0, 0, cache=cache, context_length=1, longest_context=tokens)
+    assert need.context_in(need.chat_bytes(tokens)) == tokens
+    assert need.context_in(need.chat_bytes(tokens) - 1) < tokens
 
 
 def test_the_shipped_variants_say_what_their_configurations_say(tmp_path: Path):

@@ -194,6 +194,63 @@ def test_a_share_that_is_too_small_is_refused_with_one_that_is_not():
     assert found.change.startswith("gpu_memory_utilization: 0.63 for a")
 
 
+def test_a_share_that_others_leave_no_room_for_is_refused_with_the_nearest_that_they_do():
+    busy = replace(imagined("cpu"), gpus=(Gpu(0, "GPU", 24 * GIB, int(13.3 * GIB)),))
+    found = plan(config_of(model("a", SMALL, engine={"gpu_memory_utilization": 0.95})), busy)
+    assert isinstance(found, Refusal)
+    offered = "gpu_memory_utilization: 0.50 for a, or end the other processes there, which hold 10.7 GiB"
+    assert found.change == offered
+
+
+def test_of_others_in_ram_what_the_running_server_has_is_none():
+    machine = replace(imagined("cpu", ram_gib=24), ram_available_bytes=10 * GIB, ram_ours_bytes=6 * GIB)
+    found = plan(config_of(model("a", variant("a1", 16, runs_on="cpu"))), machine)
+    assert isinstance(found, Refusal)
+    assert found.change == "end the other processes there, which hold 8.0 GiB"
+
+
+def test_of_gpus_that_a_model_is_split_over_the_smallest_is_too_small():
+    found = refused("1x16+1x8", model("a", variant("wide", 18, tensor_parallel_sizes=[2])))
+    assert "needs 10.0 GiB on each of 2 GPUs; there are 7.5 GiB of 8.0 GiB" in found.message
+    assert "2.5 GiB too little" in found.message
+    assert found.change == "2 GPUs of 16 GiB"
+
+
+def test_a_larger_gpu_takes_the_place_of_the_largest_and_what_others_hold_there_stays():
+    gpus = Gpu(0, "GPU", 16 * GIB, 16 * GIB), Gpu(1, "GPU", 24 * GIB, 14 * GIB)
+    found = plan(config_of(model("a", variant("a1", 22))), replace(imagined("cpu"), gpus=gpus))
+    assert isinstance(found, Refusal)
+    assert found.change == "a GPU of 40 GiB"
+
+
+def test_a_model_begins_with_its_smallest_variant_wherever_that_is_listed():
+    kept = [model(name, variant(name, size, runs_on="any"), keep_loaded=True) for name, size in (("b", 10), ("c", 6))]
+    wide = model("a", variant("wide", 18, tensor_parallel_sizes=[2]), variant("narrow", 14), keep_loaded=True)
+    assert planned("1x24+1x12", wide, *kept).chosen["a"].id == "narrow", "wide leaves no room for b"
+    small, large = (variant(name, size, runs_on="any") for name, size in (("small", 4), ("large", 16)))
+    beside = planned(imagined("cpu", ram_gib=24), model("a", small, large, keep_loaded=True), kept[0])
+    assert beside.chosen["a"].id == "small"
+
+
+def test_where_models_do_not_fit_the_last_that_has_a_demo_is_served_with_that():
+    kept = [model(name, BIG | {"folder": name * 2}, keep_loaded=True, demo="chat") for name in "ab"]
+    found = planned("1x24", *kept, model("c", SMALL))
+    assert [one.state for one in found.models] == ["resident", "demo", "resident"]
+
+
+def test_where_not_even_the_demo_fits_its_size_is_said():
+    found = plan(config_of(model("a", BIG, demo="chat")), imagined("cpu", ram_gib=2))
+    assert isinstance(found, Refusal)
+    assert found.message.startswith("a: demo, its smallest, needs 0.8 GiB in RAM; there are 0.0 GiB of 2.0 GiB")
+
+
+def test_where_no_memory_would_do_one_demo_is_offered_and_one_model_less():
+    voices = model("v", variant("voices/x", 1500, runs_on="cpu"), task="speech")
+    found = plan(config_of(model("a", variant("a1", 1500, runs_on="cpu")), voices), imagined("cpu", ram_gib=2048))
+    assert isinstance(found, Refusal)
+    assert found.change == "give a a `demo` in models.yaml, or take a out of models.yaml"
+
+
 def test_too_old_gpus_are_said_to_be_so():
     old = replace(imagined("1x24").gpus[0], compute_capability=(7, 5))
     machine = replace(imagined("cpu"), gpus=(old,))
@@ -330,6 +387,8 @@ def test_where_models_fit_in_turns_without_keep_loaded_that_is_offered_first():
     assert "the lines `keep_loaded: true` of a, b out" in one_of_two.change
     with_little = refused("1x24", *kept[:2], model("z", SMALL | {"folder": "z2"}, keep_loaded=True))
     assert "of a, b out" in with_little.change, "z may stay loaded"
+    one = refused("1x16", model("a", SMALL, keep_loaded=True), model("b", BIG))
+    assert one.change == "take the line `keep_loaded: true` of a out of models.yaml, so that models take turns"
 
 
 def test_a_context_is_offered_only_if_all_models_fit_with_it():

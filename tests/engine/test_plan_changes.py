@@ -21,7 +21,7 @@ from engine.placement.types import Plan, Refusal
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 _OF_VARIANTS = {"add a variant for this device in models.yaml", "a GPU, or a variant that `runs_on: any`"}
 _OFFERS = {
-    "free": r"take the lines? `keep_loaded: true` of ([\w, ]+) out of models.yaml, so that models take turns",
+    "free": r"take the line(s?) `keep_loaded: true` of ([\w, ]+) out of models.yaml, so that models take turns",
     "context": r"context_length: (\d+) in place of (\d+)(?: for (\w+))?",
     "share": r"gpu_memory_utilization: ([\d.]+) for (\w+)",
     "end": r"end the other processes there, which hold ([\d.]+) GiB",
@@ -100,7 +100,7 @@ class Case:
 
     def larger_sizes(self) -> list[int]:
         most = max((gpu.total_bytes for gpu in self.machine.gpus), default=GIB**2)
-        return [size for size in GPU_SIZES_GIB if size * GIB > most]
+        return [size for size in GPU_SIZES_GIB if size * GIB >= most]
 
 
 def read(offer: str) -> tuple[str, re.Match[str]]:
@@ -112,7 +112,8 @@ def made(case: Case, lack: Refusal, offer: str) -> tuple[Case, list[Case]]:  # n
     """Return the case with what is offered, and cases with a little less of it."""
     kind, said = read(offer)
     if kind == "free":
-        names = said[1].split(", ")
+        names = said[2].split(", ")
+        assert (said[1] == "s") == (len(names) > 1)
         return case.free(*names), [case.free(*(other for other in names if other != name)) for name in names]
     if kind == "context":
         name, length, before = said[3] or lack.models[0], int(said[1]), int(said[2])
@@ -121,10 +122,12 @@ def made(case: Case, lack: Refusal, offer: str) -> tuple[Case, list[Case]]:  # n
         less += [case.with_engine(one, context_length=_SHORTEST) for one in lack.models if case.context(one) > before]
         return case.with_engine(name, context_length=length), less
     if kind == "share":
-        shares = float(said[1]), round(float(said[1]) - 0.01, 2)
-        assert shares[0] > case.model(said[2]).engine.gpu_memory_utilization
-        enough, less = (case.with_engine(said[2], gpu_memory_utilization=share) for share in shares)
-        return enough, [less]
+        had, offered = case.model(said[2]).engine.gpu_memory_utilization, float(said[1])
+        hundredths = (percent / 100 for percent in range(5, 96))
+        nearer = [share for share in hundredths if abs(share - had) < abs(offered - had) - 0.001]
+        shares = offered, *nearer
+        enough, *less = (case.with_engine(said[2], gpu_memory_utilization=share) for share in shares)
+        return enough, less
     if kind == "end":
         ram = case.machine.ram_bytes - case.machine.ram_available_bytes - case.machine.ram_ours_bytes
         held = sum(gpu.foreign_bytes for gpu in case.machine.gpus) if lack.on_gpus else ram
@@ -153,7 +156,6 @@ def would_do(case: Case, lack: Refusal) -> Iterator[dict[str, bool]]:
             case.with_engine(name, gpu_memory_utilization=percent / 100).fits()
             for name in shared
             for percent in range(5, 96)
-            if percent / 100 > models[name].engine.gpu_memory_utilization
         ),
         "end": (lack.on_gpus or case.machine.ram_for_models_bytes is None) and case.ended(on_gpus=lack.on_gpus).fits(),
     }
@@ -186,7 +188,7 @@ _variants = st.builds(
 _engines = st.fixed_dictionaries(
     {},
     optional={
-        "gpu_memory_utilization": st.sampled_from([0.05, 0.2, 0.4]),
+        "gpu_memory_utilization": st.sampled_from([0.05, 0.2, 0.4, 0.95]),
         "context_length": st.sampled_from([2048, 30000]),
     },
 )
@@ -206,10 +208,12 @@ def _cases(draw: st.DrawFn) -> Case:
     specs = [model(name, *one.pop("variants"), **one) for name, one in zip("abc", chats, strict=False)]
     sizes = draw(st.lists(st.tuples(st.sampled_from([8, 16, 24]), st.sampled_from([1, 1, 0.3])), max_size=2))
     machine = imagined("cpu", ram_gib=draw(st.sampled_from([8, 16, 32])))
+    ours = int(machine.ram_bytes * draw(st.sampled_from([0, 0, 0.3])))
     machine = replace(
         machine,
         gpus=tuple(Gpu(at, "GPU", size * GIB, int(size * free * GIB)) for at, (size, free) in enumerate(sizes)),
-        ram_available_bytes=int(machine.ram_bytes * draw(st.sampled_from([1, 1, 0.2]))),
+        ram_available_bytes=int((machine.ram_bytes - ours) * draw(st.sampled_from([1, 1, 0.2]))),
+        ram_ours_bytes=ours,
         ram_for_models_bytes=draw(st.sampled_from([None, None, None, GIB])),
     )
     return Case(config_of(*specs), machine)
