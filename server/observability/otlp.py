@@ -69,23 +69,26 @@ class Exporter(SpanExporter):
             session.mount(scheme, HTTPAdapter(max_retries=again))
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        sent = self._post(self._pack(encoded(spans)))
+        sent = self._post(spans)
         if sent:
             self._metrics.spans_sent.inc(len(spans))
         if not sent and not self._failing:
             _log.warning(
-                "Traces cannot be sent and are lost; requests go on. Does the collector run, and accept OTLP/HTTP?"
+                "Traces cannot be sent and are lost; requests go on. Does the collector run, and accept OTLP/HTTP? Are "
+                "the variables OTEL_... right?"
             )
         if self._failing and sent:
             _log.warning("Traces are sent again.")
         self._failing = not sent
         return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
 
-    def _post(self, body: bytes) -> bool:
+    def _post(self, spans: Sequence[ReadableSpan]) -> bool:
         # The session's own `verify` would give way to REQUESTS_CA_BUNDLE.
         post = partial(self._session.post, timeout=self._seconds, verify=self._verify, allow_redirects=False)
-        with suppress(OSError):  # RequestException is one; so is a certificate that is not there
-            return post(self._address, body).ok
+        # RequestException is an OSError, like a certificate that is not there; signs that a header or protobuf cannot
+        # have, from a variable, are a ValueError.
+        with suppress(OSError, ValueError):
+            return post(self._address, self._pack(encoded(spans))).ok
         return False
 
     def shutdown(self) -> None:

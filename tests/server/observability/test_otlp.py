@@ -1,5 +1,6 @@
 """What is sent to a collector: the standard's messages, how the standard's variables say, again when it is asked to."""
 
+import os
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,13 +62,16 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def send(environment: pytest.MonkeyPatch, collector: Collector | None = None) -> SpanExportResult:
+def send(
+    environment: pytest.MonkeyPatch, collector: Collector | None = None, service: str = "hearth"
+) -> SpanExportResult:
     """Send one span, as a server does that starts now."""
     if collector is not None:
         environment.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.endpoint)
-    exporter = Exporter(Metrics(()))
+    exporter, context = Exporter(Metrics(())), SpanContext(1, 1, is_remote=False)
+    resource = Resource({"service.name": service})
     try:
-        return exporter.export([ReadableSpan("one", SpanContext(1, 1, is_remote=False), start_time=1, end_time=2)])
+        return exporter.export([ReadableSpan("one", context, resource=resource, start_time=1, end_time=2)])
     finally:
         exporter.shutdown()
 
@@ -93,6 +97,16 @@ def test_the_address_of_all_signals_gets_the_path(environment: pytest.MonkeyPatc
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint.removesuffix("/v1/traces") + ending)
         assert send(environment) is SpanExportResult.SUCCESS
     assert [span.name for span in collector.spans()] == ["one"]
+
+
+@pytest.mark.parametrize(("headers", "name"), [("x-of-all=%E2%82%AC", "hearth"), ("", os.fsdecode(b"\xff"))])
+def test_signs_that_cannot_be_sent_are_told_and_not_raised(
+    environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, headers: str, name: str
+):
+    environment.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    with Collector() as collector:
+        assert send(environment, collector, name) is SpanExportResult.FAILURE
+    assert "Are the variables OTEL_... right?" in caplog.text
 
 
 def test_a_collector_may_ask_for_certificates(environment: pytest.MonkeyPatch, tmp_path: Path):
