@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from collections.abc import AsyncIterator, Iterator
 
 import httpx2
+import hypothesis
 import openai
 import pytest
 from serving import CANARY, Key, RunningServer, Server, contents
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 if item.get_closest_marker(mark):
                     item.add_marker(pytest.mark.skip(reason=f"{why}: ./scripts/test {mark}"))
 
+
+# The machine may be busy: no property is broken by being slow to look at. What `scripts/test mutants` sets stays.
+_SLOW = [hypothesis.HealthCheck.too_slow]
+_PROFILE = hypothesis.settings(hypothesis.settings(), deadline=None, suppress_health_check=_SLOW)
+hypothesis.settings.register_profile("busy", _PROFILE)
+hypothesis.settings.load_profile("busy")
 
 # Read by vLLM and OpenMP also where a test loads a model in this process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

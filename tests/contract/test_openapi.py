@@ -101,7 +101,6 @@ def test_whatever_is_sent_the_answer_is_one_that_is_described(
             max_examples=examples,
             derandomize=True,
             database=None,
-            deadline=None,
             phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),
         )

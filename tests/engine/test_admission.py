@@ -380,7 +380,7 @@ async def test_a_client_that_leaves_at_the_moment_of_its_turn_gives_the_place_on
     await house.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 2), st.integers(0, 2))
 def test_in_any_order_of_events_the_room_holds_and_everybody_is_served(seed: int, size: int, kept: int, newcomers: int):
     async def play() -> None:

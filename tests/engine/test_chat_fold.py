@@ -21,7 +21,7 @@ async def stream(*steps: ChatStep) -> AsyncIterator[ChatStep]:
         yield step
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts=st.lists(PIECES, min_size=1, max_size=3), thoughts=PIECES, order=st.randoms(use_true_random=False))
 async def test_a_fold_is_the_concatenation_of_the_pieces_of_each_choice(texts, thoughts, order):
     queues = [[ChatDelta(i, content=piece) for piece in pieces] for i, pieces in enumerate(texts)]

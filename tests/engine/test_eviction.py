@@ -284,4 +284,4 @@ class Swaps(RuleBasedStateMachine):
 
 
 TestSwaps = Swaps.TestCase
-TestSwaps.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSwaps.settings = settings(max_examples=100, stateful_step_count=40)

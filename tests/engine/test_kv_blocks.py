@@ -225,7 +225,7 @@ def test_each_golden_plan_has_blocks_for_all_that_may_run(shape: str):
 _sizes = st.lists(st.integers(6, 200), max_size=8)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(_sizes, st.sampled_from([16, 64, 256, 1024]), st.integers(1, 1024))
 def test_any_machine_has_blocks_for_all_that_may_run(sizes: list[int], ram_gib: int, asked: int):
     models = [

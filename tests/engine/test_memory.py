@@ -160,7 +160,7 @@ class Machine:
         self.check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(EVENTS)
 def test_whatever_is_planned_nothing_is_ever_over_budget_and_everybody_is_loaded_in_the_end(
     events: list[tuple[str, Any]],

@@ -133,7 +133,7 @@ def test_what_is_no_whole_picture_is_refused_in_our_words(name: str):
 
 
 @given(st.binary(max_size=64), st.integers(0, 400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_damage_anywhere_is_a_picture_or_a_refusal(noise: bytes, place: int):
     data = bytearray(saved(Image.linear_gradient("L").resize((32, 32)).convert("RGB"), "JPEG"))
     data[place : place + len(noise)] = noise

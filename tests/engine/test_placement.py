@@ -464,7 +464,7 @@ _machines = st.tuples(
 ).map(lambda shape: imagined("+".join(f"{size}GiB" for size in shape[0]) or "cpu", ram_gib=shape[1]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_models, _machines)
 def test_no_device_is_ever_exceeded_and_no_model_dropped(models, machine):
     found = plan(config_of(*models), machine)
@@ -492,7 +492,7 @@ def test_no_device_is_ever_exceeded_and_no_model_dropped(models, machine):
         assert resident + turn <= device.device.budget_bytes
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(_models, _machines)
 def test_replicas_have_the_context_of_their_model_and_take_nothing_from_others(models, machine):
     found = plan(config_of(*models), machine)
@@ -515,7 +515,7 @@ def only_one(spec):
     return spec.model_copy(update={"replicas": 1})
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(_models, _machines, st.randoms(use_true_random=False))
 def test_the_order_of_models_and_gpus_changes_nothing(models, machine, chance: random.Random):
     first = plan(config_of(*models), machine)

@@ -219,7 +219,7 @@ def _cases(draw: st.DrawFn) -> Case:
     return Case(config_of(*specs), machine)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_cases())
 def test_what_is_offered_is_enough_and_less_is_not_and_nothing_that_would_do_is_left_out(case: Case):
     lack = case.planned()
@@ -242,7 +242,7 @@ def kept_with(case: Case, chosen: dict[str, str]) -> Case:
     return case
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_cases())
 def test_no_model_takes_turns_without_need_and_none_is_smaller_than_it_has_to_be(case: Case):
     for name in case.config.models:

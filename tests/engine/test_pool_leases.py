@@ -134,7 +134,7 @@ REQUESTS = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(REQUESTS, min_size=1, max_size=14))
 def test_whoever_comes_when_and_for_what_is_answered(requests: list[tuple[str, str, Urgency, str, float]]) -> None:
     async def one(house: House, kind: str, model: str, urgency: Urgency, owner: str, after: float) -> None:  # noqa: PLR0917  # what is drawn

@@ -334,7 +334,5 @@ class Life(RuleBasedStateMachine):
         self.do(turn())
 
 
-Life.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Life.TestCase.settings = settings(max_examples=80, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestLife = pytest.mark.timeout(120)(Life.TestCase)

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -231,7 +231,6 @@ DOCUMENTS = (
 )
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(document=DOCUMENTS)
 def test_no_file_raises_anything_but_a_config_error(tmp_path_factory, document):
     try:

@@ -174,7 +174,7 @@ class LongLife(Life):
     pass
 
 
-WALK = settings(stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+WALK = settings(stateful_step_count=25, suppress_health_check=list(HealthCheck))
 Life.TestCase.settings = settings(WALK, max_examples=4)
 LongLife.TestCase.settings = settings(WALK, max_examples=200)
 TestLife = pytest.mark.timeout(120)(Life.TestCase)

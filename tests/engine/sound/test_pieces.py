@@ -65,7 +65,7 @@ def test_speech_over_a_loud_hum_is_not_dropped():
 _PARTS = st.lists(st.tuples(st.floats(0.02, 7), st.sampled_from([0.0, 0.001, 0.05, 0.3])), max_size=12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(_PARTS, st.floats(1, 30), st.integers(4_000, 40_000))
 def test_pieces_are_in_order_short_enough_and_have_all_that_is_loud(
     parts: list[tuple[float, float]], most_seconds: float, step: int

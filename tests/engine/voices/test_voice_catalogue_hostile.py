@@ -231,7 +231,7 @@ FILES = st.dictionaries(
 FAMILIES = st.sampled_from([vits, piper, kokoro])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(family=FAMILIES, files=FILES, more=FILES)
 def test_arbitrary_files_raise_nothing_but_the_documented_error(family, files, more):
     with tempfile.TemporaryDirectory() as name:
@@ -253,7 +253,7 @@ def test_arbitrary_files_raise_nothing_but_the_documented_error(family, files, m
             json.dumps(voice.id).encode()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
 def test_arbitrary_bytes_in_any_one_file_raise_nothing(content: bytes):
     with tempfile.TemporaryDirectory() as name:

@@ -24,14 +24,14 @@ def nested(levels: int, opening: str = "[", closing: str = "]") -> bytes:
     return (opening * levels + "1" + closing * levels).encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=VALUES, ascii_only=st.booleans(), indent=st.sampled_from([None, 0, 2]))
 def test_valid_json_within_the_limits_is_read_like_the_standard_library_does(value, ascii_only, indent):
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
     assert parse_strict_json(body) == json.loads(body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=st.binary(max_size=40))
 def test_any_bytes_give_a_value_or_a_400(body: bytes):
     try:

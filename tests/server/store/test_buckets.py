@@ -209,7 +209,7 @@ async def test_full_buckets_are_forgotten_at_the_next_start(file: Path, buckets:
         assert (await connection.execute(select(bucket.c.name))).scalars().all() == ["a"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 12), st.booleans()), max_size=40))
 def test_no_more_than_the_burst_and_what_flowed_back_ever_passes(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, int, bool]]

@@ -70,7 +70,7 @@ def _is_broken(schema: Any, *, seed: int) -> bool:
         return False
 
 
-_RANDOM = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+_RANDOM = settings(database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("name", sorted(_TYPED | {"type", "enum", "const", "anyOf", "$ref", "$defs", "not", "x-own"}))

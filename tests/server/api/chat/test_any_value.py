@@ -71,8 +71,7 @@ def put(place: list[Any], value: Any) -> dict[str, Any]:
 
 
 FEW, MANY = (
-    settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    for count in (150, 2000)
+    settings(max_examples=count, suppress_health_check=[HealthCheck.function_scoped_fixture]) for count in (150, 2000)
 )
 ANYTHING = given(place=st.sampled_from(PLACES), value=VALUES)
 

@@ -27,7 +27,7 @@ def events(data: bytes) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts=st.lists(TEXT, min_size=1, max_size=4))
 @example(texts=["\u2028\u2029\x85", '\r\n\n"\\\x00\x1f\x7f', "data: [DONE]\n\n", "😀ሰላም"])
 def test_any_text_survives_the_encoding(texts: list[str]):
@@ -39,7 +39,7 @@ def test_any_text_survives_the_encoding(texts: list[str]):
     assert len({chunk["created"] for chunk in chunks}) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXT, name=TEXT, logprob=st.floats(max_value=0, allow_nan=False, allow_infinity=False))
 def test_calls_reasoning_and_probabilities_survive_the_encoding(text: str, name: str, logprob: float):
     entry = TokenLogprob(text, logprob, tuple(text.encode()), top=(TokenLogprob(name, logprob, None),))

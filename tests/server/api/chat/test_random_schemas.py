@@ -26,7 +26,6 @@ def drawn(count: int) -> list[Any]:
 
     @settings(
         max_examples=count,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

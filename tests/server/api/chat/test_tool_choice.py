@@ -139,7 +139,6 @@ async def streamed(client: openai.AsyncOpenAI, **fields: Any) -> Answer:
 FEW, MANY = (
     settings(
         max_examples=count,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture],
