@@ -31,6 +31,8 @@ from engine.config.yaml import Document, Location, Problem, read_document, shown
 from engine.errors import LoadError
 
 _SECTIONS = ("models", "tiers", "cluster")
+_OF_MODELS = {"task", "weights", "base"}
+_NO_TIER = "looks like a model: move it up, below `models:`; here, below `tiers:`, are only tiers"
 # A file that is something else altogether has a problem on every line.
 LISTED_PROBLEMS = 200
 
@@ -104,6 +106,9 @@ def load_config(path: Path) -> Config:
             if model:
                 found[model.id] = model
         for name, entry in entries["tiers"].items():
+            if _OF_MODELS & entry.keys():
+                document.add_problem(("tiers", name), _NO_TIER)
+                continue
             tier = check_spec(TierSpec, entry, ("tiers", name), document)
             if tier:
                 tiers[tier.id] = tier

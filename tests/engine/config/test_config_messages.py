@@ -121,6 +121,13 @@ def test_a_tier_that_no_key_may_use_is_refused(tmp_path):
     assert "no tier lists `high` under its `models`" in problem.message
 
 
+@pytest.mark.parametrize("entry", ["task: chat\n    tier: low\n    weights: b", "base: a\n    tier: low"])
+def test_a_model_below_tiers_is_said_to_look_like_one(tmp_path, entry):
+    (problem,) = problems(tmp_path, f"{GOOD}  b:\n    {entry}\n")
+    assert (problem.line, problem.key) == (12, "tiers.b")
+    assert "looks like a model: move it up, below `models:`" in problem.message
+
+
 def test_wrong_names_of_voices_are_named(tmp_path):
     text = GOOD.replace("task: chat", "task: speech\n    voice_aliases: {nova: '', alloy: 7}")
     text = text.replace("[chat]", "[speech]")
