@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ def _limit(what: str) -> Any:
     return typer.Option(metavar="N|none", help=f"{what}. Overrides the tier's limit; `none`: the tier's limit.")
 
 
-Id = Annotated[str, typer.Argument(callback=key_named, help="The id of the key, as `hearth keys list` shows it.")]
+Named = Annotated[str, typer.Argument(metavar="ID|NAME", help="The id of the key, or its name if no other has it.")]
 RequestsPerMinute = Annotated[str | None, _limit("Requests per minute")]
 TokensPerMinute = Annotated[str | None, _limit("Tokens of prompts and answers per minute")]
 ParallelRequests = Annotated[str | None, _limit("Requests in parallel")]
@@ -211,10 +211,15 @@ def _row(key: ApiKey, data: Data) -> tuple[str, ...]:
 
 
 @app.command()
-def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
+def show(context: typer.Context, key_or_name: Named, *, as_json: AsJson = False) -> None:
     """Show everything about one key, with the limits that hold for it. The secret cannot be shown again."""
     settings = load_settings(**context.obj)
-    key = in_store(settings, lambda database: KeyStore(database).find(public_id))
+
+    async def find(database: Database) -> ApiKey:
+        store = KeyStore(database)
+        return await store.find(await _id_of(key_or_name, store))
+
+    key = in_store(settings, find)
     data = _data(key, _tiers(settings))
     rows = {
         "id": key.public_id,
@@ -236,7 +241,7 @@ def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> N
 @app.command()
 def update(  # noqa: PLR0913 - one argument per option
     context: typer.Context,
-    public_id: Id,
+    key_or_name: Named,
     *,
     name: Annotated[str | None, typer.Option(help="Whose key it is, or what it is for.")] = None,
     tier: Annotated[str | None, typer.Option(help="A tier of models.yaml.")] = None,
@@ -264,6 +269,7 @@ def update(  # noqa: PLR0913 - one argument per option
 
     async def change(database: Database) -> ApiKey:
         store = KeyStore(database)
+        public_id = await _id_of(key_or_name, store)
         old = await store.find(public_id)
         check_scopes(changes.get("scopes", ()))
         if changes.keys() & {"tier", "models"}:
@@ -280,7 +286,7 @@ def update(  # noqa: PLR0913 - one argument per option
 @app.command()
 def rotate(
     context: typer.Context,
-    public_id: Id,
+    key_or_name: Named,
     *,
     overlap: Annotated[str, typer.Option(help="How long the old key still works: 24h (also m, d, w), or 0h.")] = "24h",
     expires: Annotated[
@@ -294,13 +300,14 @@ def rotate(
 
     async def work(database: Database) -> tuple[str, ApiKey, ApiKey]:
         store = KeyStore(database)
+        public_id = await _id_of(key_or_name, store)
         text, new = await store.rotate(public_id, overlap_span, expires_at=expires_at)
         return text, new, await store.find(public_id)
 
     text, new, old = in_store(load_settings(**context.obj), work)
     tell(
-        {"key": text, **Key.model_validate(new).model_dump(), "replaces": public_id},
-        f"Key {new.public_id} replaces {public_id} ({old.name}), which works until {_minute(old.expires_at)}.\n",
+        {"key": text, **Key.model_validate(new).model_dump(), "replaces": old.public_id},
+        f"Key {new.public_id} replaces {old.public_id} ({old.name}), which works until {_minute(old.expires_at)}.\n",
         text,
         _ONCE,
         as_json=as_json,
@@ -310,7 +317,7 @@ def rotate(
 @app.command()
 def expire(  # noqa: PLR0913 - one argument per option
     context: typer.Context,
-    public_id: Id,
+    key_or_name: Named,
     *,
     at: Annotated[str | None, typer.Option(help="The last day in UTC, 2027-01-31, or a moment.")] = None,
     in_: Annotated[str | None, typer.Option("--in", help="Duration from now: 12h, 90d, 4w.")] = None,
@@ -322,7 +329,12 @@ def expire(  # noqa: PLR0913 - one argument per option
         refuse(f"Give its end: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
     option, given = ("--in", in_) if at is None else ("--at", at)
     end = None if given is None else read_time(option, given, future, utc_now())
-    key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).expire(public_id, end))
+
+    async def change(database: Database) -> ApiKey:
+        store = KeyStore(database)
+        return await store.expire(await _id_of(key_or_name, store), end)
+
+    key = in_store(load_settings(**context.obj), change)
     ends = f"works until {_minute(end)}" if end else "has no end"
     tell(Key.model_validate(key).model_dump(), f"Key {key.public_id} ({key.name}) {ends}.", _SOON, as_json=as_json)
 
@@ -330,7 +342,7 @@ def expire(  # noqa: PLR0913 - one argument per option
 @app.command()
 def revoke(
     context: typer.Context,
-    key_or_name: Annotated[str, typer.Argument(metavar="ID|NAME", help="The id of the key, or its name.")],
+    key_or_name: Named,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -339,7 +351,7 @@ def revoke(
     async def work(database: Database) -> tuple[ApiKey, list[ApiKey]]:
         store = KeyStore(database)
         keys = await store.list()
-        return await store.revoke(_id_of(key_or_name, keys)), keys
+        return await store.revoke(await _id_of(key_or_name, store)), keys
 
     key, keys = in_store(load_settings(**context.obj), work)
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
@@ -350,8 +362,9 @@ def revoke(
     tell(Key.model_validate(key).model_dump(), *lines, as_json=as_json)
 
 
-def _id_of(given: str, keys: Sequence[ApiKey]) -> str:
+async def _id_of(given: str, store: KeyStore) -> str:
     """Return the id of the key that was typed: by its id, or by a name that no other has; or end."""
+    keys = await store.list()
     named = [key.public_id for key in keys if key.name == given and key.revoked_at is None]
     if not named or public_id_in(given) in {key.public_id for key in keys}:
         return str(key_named(given))

@@ -125,7 +125,7 @@ def key_named(given: str | None) -> str | None:
     if given is None:
         return None
     # What was typed is not repeated: it may be part of a secret
-    unknown = f"That is not a key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them."
+    unknown = f"That is no id of a key. An id is 12 letters and digits; `{HEARTH} keys list` shows ids and names."
     return public_id_in(given) or refuse(unknown)
 
 

@@ -281,6 +281,16 @@ def test_revoke_takes_a_name_that_one_key_has_and_names_the_ids_where_there_are_
     assert keys("revoke", "nobody's").exit_code == 2
 
 
+def test_a_name_that_one_key_has_stands_for_its_id_in_each_verb(keys: Keys) -> None:
+    first = created(keys)["public_id"]
+    for verb in (["show"], ["update", "--notes", "new"], ["expire", "--in", "90d"], ["rotate"]):
+        told = keys(verb[0], "laptop", *verb[1:], "--json")
+        assert (told.exit_code, first in told.stdout) == (0, True), told.output
+    for verb in (["show"], ["update", "--notes", "new"], ["expire", "--never"], ["rotate"], ["revoke"]):
+        assert "2 keys have this name" in keys(verb[0], "laptop", *verb[1:]).stderr
+        assert "no id of a key" in keys(verb[0], "nobody's", *verb[1:]).stderr
+
+
 def test_list_leaves_out_keys_that_do_not_work_any_more_if_asked_to(keys: Keys) -> None:
     first, second = created(keys)["public_id"], created(keys)["public_id"]
     keys("revoke", first)
