@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         cause = error
     raise WeightsError(
         f"{folder.name}/{MANIFEST} cannot be read, so the model cannot be checked. Pick one: 1. `hearth "
-        "weights remove` and pull it again; 2. delete that file if the folder is your own."
+        "weights remove`, then pull or import it again; 2. delete that file if the folder is your own."
     ) from cause
 
 

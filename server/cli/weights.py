@@ -41,9 +41,9 @@ from server.terminal import HEARTH, size_text, table
 _COLUMNS = ("folder", "repository", "revision", "size", "state", "for")
 _MEANINGS = {
     "complete": "complete",
-    "damaged": f"damaged: {HEARTH} weights pull FOLDER --again",
+    "damaged": f"damaged: {HEARTH} weights pull {{folder}} --again, or import it again",
     "own": "your own (no manifest)",
-    "partial": "unfinished: pull it again to continue",
+    "partial": "unfinished: pull or import it again to continue",
 }
 
 Gpus = Annotated[str | None, typer.Option(help="Plan for this machine, like 2x24GiB or cpu. Default: this one.")]
@@ -115,7 +115,7 @@ def verify_command(
     tell({"weights": listed}, *(lines or [nothing]), as_json=as_json)
     damaged = [name for name, problems in found.items() if problems]
     for name in damaged if not as_json else ():
-        typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again", err=True)
+        typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again, or import it again", err=True)
     if damaged:
         raise typer.Exit(1)
 
@@ -129,8 +129,8 @@ def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_js
     for one in local_folders(root):
         used_by = users(config, one.folder)
         repository = "/".join(filter(None, (one.repository, one.subfolder)))
-        cells = (one.folder, repository, (one.revision or "")[:12], size_text(one.size_bytes), _MEANINGS[one.state])
-        rows.append((*cells, ", ".join(used_by)))
+        cells = (one.folder, repository, (one.revision or "")[:12], size_text(one.size_bytes))
+        rows.append((*cells, _MEANINGS[one.state].format(folder=one.folder), ", ".join(used_by)))
         listed.append(asdict(one) | {"used_by": used_by})
     nothing = f"No models are in {root}. `{HEARTH} weights pull` fetches what the plan wants."
     shown = table(_COLUMNS, rows) if rows else nothing

@@ -348,13 +348,13 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
         yield problem(error.message)
         return
     for one in found:
-        again = f"{HEARTH} weights pull {one.folder} --again"
+        again = f"{HEARTH} weights pull {one.folder} --again, or import it again"
         if one.state == "damaged":
             yield problem(f"{one.folder} is incomplete: files are missing or have another size", again)
         elif one.state == "partial":
             yield warning(
                 f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
-                f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the space",
+                f"{HEARTH} weights pull {one.folder} or the same import goes on; {HEARTH} weights remove {one.folder} frees the space",
             )
         elif one.state == "complete" and full:
             if wrong := verified(weights_dir / one.folder, one.folder, quiet=True):

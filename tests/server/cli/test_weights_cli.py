@@ -158,6 +158,8 @@ def test_verify_names_damaged_files_and_its_exit_code_tells(hub: HubServer, shel
     out, err = shelf.run("verify", code=1)
     assert f"{SHARD} is damaged" in out
     assert f"hearth weights pull {NAME} --again" in err
+    (shelf.weights / NAME / SHARD).write_bytes(b"")
+    assert f"hearth weights pull {NAME} --again, or import it again" in " ".join(shelf.run("list")[0].split())
     shelf.run("pull", NAME, "--again")
     assert shelf.json("verify")["weights"] == [{"folder": NAME, "ok": True, "problems": []}]
 
