@@ -199,8 +199,12 @@ def _weights_of_speech(config: Config) -> str:
 
 
 def _ask(licence: str, *, accepted: bool) -> None:
-    if _NON_COMMERCIAL.search(licence.replace("_", "-")) and not accepted:
+    if accepted or not _NON_COMMERCIAL.search(licence.replace("_", "-")):
+        return
+    try:
         typer.confirm(f"The licence is {licence}: no commercial use. Accept it?", abort=True)
+    except typer.Abort:
+        refuse("\nThe licence is not accepted: nothing is installed. --accept-licence accepts it.", code=1)
 
 
 def _write(place: Path, voices: Sequence[dict[str, str]], licence: str | None) -> None:

@@ -132,6 +132,7 @@ def packages() -> str:
 def test_an_mms_voice_takes_its_place_once_its_licence_is_accepted(desk: Desk):
     asked = desk.run(*ADD_MMS, "--id", "berhane", "--name", "Almaz", code=1, answer="n\n")
     assert "CC-BY-NC-4.0: no commercial use" in asked
+    assert "--accept-licence accepts it" in desk.run(*ADD_MMS, code=1)  # with nobody to ask
     assert not desk.hub.paths
     assert not desk.weights.exists()
     told = desk.run(*ADD_MMS, "--id", "berhane", "--name", "Almaz", answer="y\n")
