@@ -188,6 +188,7 @@ def _machine_line(found: Status) -> str:
         rates = {"requests/s": last.requests, "refused/s": last.refused, "failed/s": last.failed}
         parts += [", ".join(f"{round(count / last.seconds, 2):g} {what}" for what, count in rates.items())]
     parts += [f"{found.swaps} swaps since the start"] if found.swaps else []
+    parts += [f"traces go to {found.traces}"] if found.traces else []
     parts += [f"no GPU: {found.no_gpus}"] if found.no_gpus and not found.gpus else []
     return "; ".join(parts)
 

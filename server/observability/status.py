@@ -221,6 +221,8 @@ class Status(_Part):
     gpus: list[GpuState]
     no_gpus: str | None
     """Why GPUs could not be asked for."""
+    traces: str | None = None
+    """Host of the collector that gets a span of each request; null: tracing is off."""
     paths: Paths
     refused: list[Refusal] = []
     """The last five that were refused or failed, the newest first."""

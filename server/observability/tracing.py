@@ -9,6 +9,7 @@ import threading
 import time
 from operator import attrgetter
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
@@ -81,6 +82,7 @@ class Tracing:
         self._resource = Resource.create(defaults).merge(OTELResourceDetector().detect())  # the environment wins
         provider = TracerProvider(shutdown_on_exit=False)  # for what it reads from the environment; it makes no span
         self._sampler, self._ids = provider.sampler, provider.id_generator
+        self.collector = urlsplit(setting("ENDPOINT")).netloc.rpartition("@")[2]  # without a user and a password
         self._sender = BatchSpanProcessor(Exporter(metrics))
         self._caller = TraceContextTextMapPropagator()
         # What is wrong with a variable has been said by now. From here on it would be lines without end, with traces,

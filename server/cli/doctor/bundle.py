@@ -53,6 +53,12 @@ everything that clients wrote. Names of users in paths are masked. Look through 
 """
 
 
+def check_new(file: Path) -> None:
+    """End with a message where the file exists."""
+    if os.path.lexists(file):
+        refuse(f"{file} exists already, and is not overwritten. Name another file.", code=1)
+
+
 def write_bundle(file: Path, case: Case | None, findings: Sequence[tuple[str, Finding]]) -> None:
     """Write the archive (tar.gz, mode 0600). `case` is None where the settings cannot be read.
 
@@ -63,7 +69,7 @@ def write_bundle(file: Path, case: Case | None, findings: Sequence[tuple[str, Fi
     try:
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        refuse(f"{file} exists already, and is not overwritten. Name another file.", code=1)
+        refuse(f"{file} has come into being meanwhile, and is not overwritten. Name another file.", code=1)
     except OSError as error:
         refuse(f"{file} cannot be written: {error.strerror}. Name a file in a folder of yours.", code=1)
     with os.fdopen(opened, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:

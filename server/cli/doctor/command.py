@@ -16,7 +16,7 @@ import typer
 from engine.config import load_config
 from engine.errors import EngineError
 from server.cli.doctor import Case, Finding, case_of, ok, problem, skipped
-from server.cli.doctor.bundle import write_bundle
+from server.cli.doctor.bundle import check_new, write_bundle
 from server.cli.doctor.checks import CHECKS
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, refuse, tell
 from server.cli.status import follow, standing
@@ -50,6 +50,8 @@ def doctor(  # noqa: PLR0913 - one argument per option
     if watch:
         follow(load_settings(**folders).data_dir, as_json=as_json)
         return
+    if bundle is not None:
+        check_new(bundle)
     cases: list[Case] = []
     rows, found = [], []
     count = Counter(dict.fromkeys(_COLORS, 0))
@@ -112,5 +114,6 @@ def _server(running: Status | None) -> Finding:
         return skipped("no server runs on this data directory", "start one: scripts/serve")
     failed = [model.id for model in running.models if model.status == "failed"]
     message = f"process {running.pid}, version {running.version}, {standing(running)}"
+    message += f", sends traces to {running.traces}" if running.traces else ""
     told = f"{message}; failed: {', '.join(failed)}"
     return problem(told, f"{HEARTH} status says why; so does its log") if failed else ok(message)

@@ -156,6 +156,10 @@ def test_the_table_says_who_failed_and_who_else_holds_the_gpu():
     assert "30.0 GiB of 80.0 GiB taken; 10.0 GiB by others: game (process 9, 10.0 GiB)" in text
     assert "3 requests being answered; 2.5 requests/s, 0.5 refused/s, 0.1 failed/s; 4 swaps since the start" in text
     assert "31%" in text
+    assert "traces" not in text
+    with console.capture() as caught:
+        console.print(*shown(Status.model_validate(WHOLE | {"traces": "collector.example.org:4318"})))
+    assert "traces go to collector.example.org:4318" in caught.get()
 
 
 async def test_the_socket_answers_its_owner_alone_however_long_the_path_is(tmp_path: Path):

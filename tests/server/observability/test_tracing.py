@@ -173,6 +173,13 @@ def ended(number: int = 0, **fields: object) -> RequestRecord:
     return RequestRecord(str(number), "POST", None, **known)
 
 
+def test_the_collector_is_told_without_the_password_of_its_address(environment: pytest.MonkeyPatch):
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:secret@localhost:4318/otlp")
+    tracing = opened()
+    assert tracing.collector == "localhost:4318"
+    tracing.close()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
