@@ -416,8 +416,9 @@ class Engine:
             return replace(info, demo=self._loader.voices.of(spec.id).only_demos)
         if isinstance(spec, ImageModelSpec):
             with contextlib.suppress(EngineError):
-                if cast("ImageModel", self._pool.get(spec.id)).edits:
-                    info = replace(info, capabilities=(*info.capabilities, "image_editing"))
+                model = cast("ImageModel", self._pool.get(spec.id))
+                able = (("image_editing", model.edits), ("negative_prompt", model.negative_prompts))
+                info = replace(info, capabilities=(*info.capabilities, *(name for name, can in able if can)))
             return replace(info, sizes=tuple(f"{edge}x{edge}" for edge in SIZES))
         if isinstance(spec, PoolingModelSpec):
             longest, dimensions = spec.engine.max_input_tokens, None

@@ -46,6 +46,11 @@ class ImageModel(WorkerBackend):
         """Whether it makes images of pictures."""
         return self._family in MOST_PICTURES
 
+    @property
+    def negative_prompts(self) -> bool:
+        """Whether it takes what an image does not show."""
+        return bool(self._profile.negative_prompt)
+
     @classmethod
     async def load(  # noqa: PLR0913  # what a load depends on
         cls,

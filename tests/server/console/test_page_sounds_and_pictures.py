@@ -125,6 +125,7 @@ def test_what_is_painted_over_changes_and_the_rest_stays_as_it_is(tab: Tab):
     tab.page.get_by_label("What it shows", exact=True).fill("a red circle")
     tab.page.get_by_role("button", name="Make", exact=True).click()
     tab.page.get_by_role("button", name="Edit", exact=True).click(timeout=60_000)
+    tab.page.get_by_label("What it does not show").wait_for(state="detached")  # the demo refuses it
     canvas = tab.page.get_by_label("What may change")
     box = canvas.bounding_box()
     assert box is not None

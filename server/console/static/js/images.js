@@ -94,13 +94,14 @@ export function Images({ models, failed }) {
   const able = (models ?? []).filter((model) => model.capabilities.includes("image_generation"));
   const model = able.find((one) => one.id === asked.value.model) ?? able[0];
   const edits = model && (model.capabilities.includes("image_editing") || model.status !== "ready"); // known once it is loaded
+  const without = model && (model.capabilities.includes("negative_prompt") || model.status !== "ready");
   const field = (name) => ({ value: asked.value[name], onInput: (event) => (asked.value = { ...asked.value, [name]: event.target.value }) });
   const start = async (fields, picture) => {
     error.value = null;
     const { prompt, size, n, seed, quality, negative_prompt: negative } = { ...asked.value, ...fields };
     const body = { model: fields?.model ?? model.id, size, n: Number(n), quality };
     if (seed !== "") body.seed = Number(seed);
-    if (prompt) Object.assign(body, { prompt, ...(negative ? { negative_prompt: negative } : {}) });
+    if (prompt) Object.assign(body, { prompt, ...(negative && without ? { negative_prompt: negative } : {}) });
     if (picture && strength.value) body.strength = strength.value;
     try {
       await make(body, picture && !prompt ? { image: picture.image } : picture);
@@ -143,7 +144,7 @@ export function Images({ models, failed }) {
         ${from.value && html`<${Field} label="Strength"><input type="number" min="0.05" max="1" step="0.05" placeholder="the model's"
           value=${strength.value} onInput=${(event) => (strength.value = event.target.value)} /><//>`}
       </div>
-      <${Field} label="What it does not show"><input dir="auto" maxlength="1000" ...${field("negative_prompt")} /><//>
+      ${without && html`<${Field} label="What it does not show"><input dir="auto" maxlength="1000" ...${field("negative_prompt")} /><//>`}
       <div class="row">
         ${busy
           ? html`<button key="stop" type="button" class="main" onClick=${() => running.value.abort.abort()}>Stop</button>`
