@@ -53,7 +53,7 @@ def most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def sentence(finding: Mapping[str, Any]) -> str:
     """Say what is wrong, to follow the name of the field."""
     template = _SENTENCES.get(finding["type"], "has a value that is not allowed here")
-    return template.format(**finding.get("ctx", {}))
+    return re.sub(r"\b1 (item|character)s\b", r"1 \1", template.format(**finding.get("ctx", {})))
 
 
 @cache

@@ -169,7 +169,7 @@ def _message(item: schema.MessageItem, place: str, path: str, names: FieldNames)
     if isinstance(content, str) or (len(content) == 1 and not _has_image(content)):
         return {"role": "user", "content": _text(content, where)}  # some templates read nothing else
     if not content:
-        raise ApiError(400, "invalid_value", f"`{where}` must have at least 1 items.", param=where)
+        raise ApiError(400, "invalid_value", f"`{where}` must have at least 1 item.", param=where)
     return {"role": "user", "content": _parts(content, where, path, names)}
 
 
