@@ -163,6 +163,17 @@ def test_the_python_that_runs_the_tests_can_be_found_for_a_new_venv():
     assert ".venv" not in result.stdout
 
 
+def test_set_up_says_how_many_files_are_compiled(tmp_path: Path):
+    for name in (".venv/lib/a.py", ".venv/lib/a.pyc", "engine/b.py", "server/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    text = (ROOT / "scripts/setup").read_text()
+    progress = text[text.index("progress() {") : text.index("\n}\n", text.index("progress() {")) + 3]
+    script = f"{progress}\nsources=3\nprogress 1 0"
+    told = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout == ": 1 of about 3 files\n"
+
+
 def test_set_up_refuses_a_flag_that_it_does_not_know():
     result = run("scripts/setup", "--gpu")
     assert result.returncode == 2
