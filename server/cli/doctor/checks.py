@@ -354,7 +354,8 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
         elif one.state == "partial":
             yield warning(
                 f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
-                f"{HEARTH} weights pull {one.folder} or the same import goes on; {HEARTH} weights remove {one.folder} frees the space",
+                f"{HEARTH} weights pull {one.folder} or the same import goes on; "
+                f"{HEARTH} weights remove {one.folder} frees the space",
             )
         elif one.state == "complete" and full:
             if wrong := verified(weights_dir / one.folder, one.folder, quiet=True):
