@@ -203,7 +203,7 @@ def test_weights_that_are_missing_half_there_or_damaged_are_told_apart(case: Cas
     next(folder.glob("*.safetensors")).unlink()
     demo, damaged = weights(case)
     assert (demo.verdict, damaged.verdict) == ("warning", "problem")
-    assert damaged.remedy == f"{HEARTH} weights pull {NAME} --again"
+    assert damaged.remedy == f"{HEARTH} weights pull {NAME} --again, or import it again"
 
 
 def test_a_folder_of_ones_own_that_cannot_be_loaded_is_a_problem(case: Case):
