@@ -6,19 +6,23 @@ errors and writes are those of one server.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.errors import StartError as ModelError
 from server.app import HearthApp
 from server.cluster.compat import HAS_HAPROXY, HAS_TWO_LOOPS, TIMEOUT, UNWATCHED, listen_by
-from server.errors import NO_REPLICA
-from server.http.protocol import http_config
+from server.http.protocol import Connection, http_config
 from server.serve import StartError, listen
 from server.settings import SettingsError
 
 _FOR_SERVE = {TIMEOUT.encode(), UNWATCHED.encode()}
+_HEALTH = "/-/healthz"  # what HAProxy asks
 # Where Serve watches for clients that leave, it reads their bodies, however large, and before we look at the key.
 _UNWATCHED = (UNWATCHED.encode(), b"?1")
 
@@ -74,23 +78,39 @@ class _Entrance:
         self._serve = serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == _HEALTH:
+            # Serve says no as soon as this replica is to end, and HAProxy left it before it knew its successor. It
+            # answers as long as it listens; one that no longer does is not tried twice.
+            with suppress(ModelError):
+                self.state.engine.check()
+                await Response()(scope, receive, send)
+                return
         headers = [header for header in scope["headers"] if header[0] not in _FOR_SERVE]
         await self._serve({**scope, "headers": [*headers, _UNWATCHED]}, receive, send)
 
 
 class OwnHttp:
-    """The app, for requests that came to the replica's own port.
-
-    While HAProxy knows of no replica that is up, Ray has them come through Serve's Python proxy.
-    """
+    """The app, for Serve: also for what HAProxy sends through Serve's Python proxy while it knows of no replica."""
 
     def __init__(self, app: HearthApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # the lifespan is the replica's
-            return
-        answer: ASGIApp = self._app
-        if "hearth.connection" not in scope:
-            answer = NO_REPLICA.response()
-        await answer(scope, receive, send)
+        if scope["type"] == "http":  # the lifespan is the replica's
+            scope.setdefault("hearth.connection", _Proxied())
+            await self._app(scope, receive, send)
+
+
+class _Proxied(Connection):
+    """Stands for the connection of a request that Serve's proxy passes on, and cancels when its client leaves."""
+
+    def __init__(self) -> None: ...
+
+    def can_write(self) -> bool:
+        return False
+
+    def end_with_connection(self) -> None: ...
+
+    def last_comes(self, size: int) -> None: ...
+
+    def watch(self, on_disconnect: Callable[[], None] | None) -> None: ...

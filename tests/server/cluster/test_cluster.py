@@ -67,6 +67,18 @@ async def test_a_chat_streams_and_is_whole_through_any_node_whoever_has_the_mode
     assert usage.completion_tokens > 3
 
 
+async def test_what_haproxy_sends_through_serves_own_proxy_is_answered_like_the_rest(cluster: RayCluster, key: Key):
+    """It does so for moments of a deploy, in which it knows of no replica that is up."""
+    url = f"http://127.0.0.1:{cluster.environment['RAY_SERVE_FALLBACK_PROXY_HTTP_PORT']}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=key.text, max_retries=0, timeout=60) as client:
+        whole, text = await ask(client), ""
+        async for chunk in await ask(client, stream=True):
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        with pytest.raises(openai.NotFoundError):
+            await ask(client, "no-such-model")
+    assert text == whole.choices[0].message.content
+
+
 async def test_images_and_speech_of_another_role_come_through_and_a_link_opens_at_either_replica(
     cluster: RayCluster, key: Key
 ):
