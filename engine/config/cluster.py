@@ -64,7 +64,7 @@ class RoleSpec(Spec):
     replicas_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """At most so many on one machine. null: 1 of a role without GPUs, else as many as there are GPUs for."""
     resource: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")] | None = None
-    """Only on machines that were started with this resource (`hearth cluster up --resource NAME`). null: on any."""
+    """Only on machines that were started with it (`hearth cluster up --resources='{"NAME": 1}'`). null: on any."""
     surge: bool = False
     """At a deploy, start new replicas before old ones end: there must be room for one more."""
 

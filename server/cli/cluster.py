@@ -7,35 +7,31 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from server.cli.options import AsJson, Commands, Models, refuse, tell
 from server.terminal import HEARTH, table
 
-if TYPE_CHECKING:
-    from server.observability.status import MachineState, ReplicaStatus
-
 app = typer.Typer(cls=Commands, no_args_is_help=True)
 
-HEAD_PORT = 6379
 # All that a firewall has to know: what Ray would pick at random has a number here.
-_PORTS = {
-    "--node-manager-port": 6380,
-    "--object-manager-port": 6381,
-    "--runtime-env-agent-port": 6382,
-    "--dashboard-agent-grpc-port": 6383,
-    "--dashboard-agent-listen-port": 6384,
-    "--metrics-export-port": 6385,
-    "--min-worker-port": 6400,
-    "--max-worker-port": 6699,
-}
-_OBJECT_STORE_BYTES = 256 * 2**20
-_STATUS_SECONDS = 10.0
+_START = (
+    "--node-manager-port=6380",
+    "--object-manager-port=6381",
+    "--runtime-env-agent-port=6382",
+    "--dashboard-agent-grpc-port=6383",
+    "--dashboard-agent-listen-port=6384",
+    "--metrics-export-port=6385",
+    "--min-worker-port=6400",
+    "--max-worker-port=6699",
+    "--disable-usage-stats",
+    f"--object-store-memory={256 * 2**20}",
+)
 _Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="The head of the cluster.")]
 
 
@@ -44,44 +40,26 @@ def cluster() -> None:
     """Run Hearth on several machines, with Ray Serve."""
 
 
-@app.command()
-def up(  # noqa: PLR0913  # one argument per flag
-    *,
-    head: Annotated[
-        bool, typer.Option("--head", help="Make this machine the head, which keeps the state of the cluster.")
-    ] = False,
-    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Join the cluster of this head.")] = None,
-    node_ip: Annotated[str | None, typer.Option(help="Address of this machine among the others.")] = None,
-    replicas: Annotated[bool, typer.Option(help="Allow replicas on this machine.")] = True,
-    resource: Annotated[list[str], typer.Option(help="Roles that ask for this `resource` may run here.")] = [],  # noqa: B006
-    gpus: Annotated[int | None, typer.Option(help="GPUs that roles may have here; else all.")] = None,
-    block: Annotated[bool, typer.Option("--block", help="Stay in the foreground, for systemd.")] = False,
-) -> None:
-    """Make this machine a part of the cluster. What runs there is `deploy`'s."""
-    import json
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def up(context: typer.Context) -> None:
+    """Make this machine a part of the cluster: `--head` on one, `--address=HOST:6379` of that one on all others.
+
+    All flags are those of `ray start`, like --node-ip-address, --num-gpus, --resources and --block.
+    """
     import tempfile
 
     from server.cluster.environment import environment
 
-    if head == (address is not None):
-        refuse("Give one: --head on one machine, --address HOST:PORT of that one on all others.")
-    flags = ["--head", f"--port={HEAD_PORT}", "--include-dashboard=false"] if head else [f"--address={address}"]
-    flags += [f"{flag}={port}" for flag, port in _PORTS.items()]
-    flags += ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
-    flags += [f"--resources={json.dumps(dict.fromkeys(resource, 1000))}"] if resource else []
-    flags += [f"--node-ip-address={node_ip}"] if node_ip else []
-    flags += ["--num-cpus=0", "--num-gpus=0"] if not replicas else [f"--num-gpus={gpus}"] if gpus is not None else []
-    flags += ["--block"] if block else []
-    ray = _ray()
-    folder = Path(tempfile.gettempdir()) / f"hearth-haproxy-{os.getuid()}"
+    ray, flags = _ray(), context.args
     try:
-        _set(environment(folder))
+        os.environ.update(environment(Path(tempfile.gettempdir()) / f"hearth-haproxy-{os.getuid()}") | os.environ)
     except OSError as error:
         refuse(f"HAProxy cannot have its files: {error}", code=1)
-    if head:
+    if "--head" in flags:
+        flags = ["--port=6379", "--include-dashboard=false", *flags]
         subprocess.run([ray, "get-auth-token", "--generate"], check=False, stdout=subprocess.DEVNULL)
     sys.stdout.flush()
-    os.execv(ray, [ray, "start", *flags])  # noqa: S606
+    os.execv(ray, [ray, "start", *_START, *flags])  # noqa: S606
 
 
 @app.command()
@@ -100,13 +78,11 @@ def deploy(
     Exit code 1: the new replicas did not become healthy; those of before go on.
     """
     from engine.config import load_config
-    from server.cluster.environment import BARE
     from server.settings import load_settings
 
     settings = load_settings(models=models)
     config = load_config(settings.models)
     _ray()
-    _set(BARE)
     from server.cluster.replica import APPLICATION, application
 
     made = application(config, settings, restart=restart)
@@ -130,41 +106,50 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
         import asyncio
 
         from ray import serve
-        from ray.serve.exceptions import RayServeException
 
         from server.cluster.replica import APPLICATION, Peers, machines
 
-        nodes = machines()
-        found: list[ReplicaStatus] = []
-        state, roles = "nothing is deployed", {}
-        try:
-            application = serve.status().applications.get(APPLICATION)
-        except RayServeException:
-            application = None
-        if application is not None:
-            state = application.status.value.lower()
-            roles = {
-                name: {"status": role.status.value.lower(), "message": role.message, "replicas": role.replica_states}
-                for name, role in application.deployments.items()
-            }
-            handles = [serve.get_deployment_handle(name, APPLICATION) for name in roles]
-            found = asyncio.run(Peers(handles).statuses())
+        nodes, application = machines(), serve.status().applications.get(APPLICATION)
+        roles = {} if application is None else application.deployments
+        handles = [serve.get_deployment_handle(name, APPLICATION) for name in roles]
+        found = sorted(asyncio.run(Peers(handles).statuses()), key=lambda one: (one.role, one.node))
     data = {
         "object": "cluster",
-        "status": state,
+        "status": "nothing is deployed" if application is None else application.status.value.lower(),
         "machines": [one.model_dump(mode="json") for one in nodes],
-        "roles": roles,
+        "roles": {
+            name: {"status": role.status.value.lower(), "message": role.message, "replicas": role.replica_states}
+            for name, role in roles.items()
+        },
         "replicas": [one.model_dump(mode="json") for one in found],
     }
+    machine_rows = (
+        (one.address, ("head, " if one.head else "") + ("up" if one.alive else "gone"), str(one.gpus), str(one.cpus))
+        for one in nodes
+    )
+    role_rows = (
+        (
+            name,
+            role.status.value.lower(),
+            ", ".join(f"{n} {k.lower()}" for k, n in role.replica_states.items()),
+            role.message,
+        )
+        for name, role in roles.items()
+    )
+    model_rows = (
+        (f"{one.role} {one.replica}", one.node, model.id, model.status, str(model.running), str(model.waiting))
+        for one in found
+        for model in one.status.models
+    )
     tell(
         data,
-        f"Application: {state}",
-        _machine_table(nodes),
-        _role_table(roles),
-        _model_table(found),
+        f"Application: {data['status']}",
+        table(("machine", "state", "GPUs", "CPUs"), machine_rows),
+        table(("role", "state", "replicas", ""), role_rows),
+        table(("replica", "machine", "model", "state", "running", "waiting"), model_rows),
         as_json=as_json,
     )
-    if state != "running":
+    if data["status"] != "running":
         raise typer.Exit(2)
 
 
@@ -180,13 +165,13 @@ def drain(
         head = ray.get_runtime_context().gcs_address
     if not nodes:
         refuse(f"No machine of the cluster has the address {machine}: `{HEARTH} cluster status` lists them.")
+    why = ("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=hearth cluster drain")
     for node in nodes:
-        flags = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=hearth cluster drain"]
-        subprocess.run([_ray(), "drain-node", f"--address={head}", f"--node-id={node}", *flags], check=True)
+        subprocess.run([_ray(), "drain-node", f"--address={head}", f"--node-id={node}", *why], check=True)
     typer.echo(
-        f"{machine} gets no new replicas, and its own finish. When `{HEARTH} cluster status` shows none there, run"
+        f"{machine} gets no new replicas, and its own finish. When `{HEARTH} cluster status` shows none there, run\n"
+        f"on that machine: {HEARTH} cluster down"
     )
-    typer.echo(f"on that machine: {HEARTH} cluster down")
 
 
 @app.command()
@@ -206,26 +191,21 @@ def down(
     os.execv(ray := _ray(), [ray, "stop", "--grace-period=30"])  # noqa: S606
 
 
-def _set(values: Mapping[str, str]) -> None:
-    for name, value in {"RAY_AUTH_MODE": "token", "RAY_SERVE_LOG_TO_STDERR": "0", **values}.items():
-        os.environ.setdefault(name, value)
-
-
 def _ray() -> str:
-    """Return Ray's command of our own environment."""
+    """Return Ray's command of our own environment. From here on this process does as the cluster's do."""
+    from server.cluster.environment import BARE
+
     ray = Path(sys.executable).with_name("ray")
     if not ray.exists():
         refuse("Ray is not installed. ./scripts/setup --ray does it, on every machine.", code=1)
+    os.environ.update({"RAY_AUTH_MODE": "token", **BARE} | os.environ)
     return str(ray)
 
 
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
     """Be a part of the cluster for as long as the block. Ends the command where there is none."""
-    from server.cluster.environment import BARE
-
     _ray()
-    _set(BARE)
     warnings.simplefilter("ignore")
     import ray
     from ray.exceptions import AuthenticationError
@@ -242,28 +222,3 @@ def _connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _machine_table(nodes: list[MachineState]) -> Any:
-    states = (("head, " if one.head else "") + ("up" if one.alive else "gone") for one in nodes)
-    rows = ((one.address, state, str(one.gpus), str(one.cpus)) for one, state in zip(nodes, states, strict=True))
-    return table(("machine", "state", "GPUs", "CPUs"), rows)
-
-
-def _role_table(roles: dict[str, Any]) -> Any:
-    counts = (", ".join(f"{n} {state.lower()}" for state, n in role["replicas"].items()) for role in roles.values())
-    rows = (
-        (name, role["status"], count, role["message"])
-        for (name, role), count in zip(roles.items(), counts, strict=True)
-    )
-    return table(("role", "state", "replicas", ""), rows)
-
-
-def _model_table(found: list[ReplicaStatus]) -> Any:
-    columns = ("replica", "machine", "model", "state", "running", "waiting")
-    rows = (
-        (f"{one.role} {one.replica}", one.node, model.id, model.status, *map(str, (model.running, model.waiting)))
-        for one in sorted(found, key=lambda one: (one.role, one.node))
-        for model in one.status.models
-    )
-    return table(columns, rows)

@@ -17,10 +17,9 @@ DEREGISTER_SECONDS = 5  # a replica that ends still answers for so long: every H
 BARE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # its own is 15: all else that runs there would go before models
-    # One thread, one loop: a token that goes from one to another costs more than the rest of its way.
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # between replicas, in place of Ray's objects
+    # One thread, one loop: a token that goes from one to another costs more than the rest of its way. And gRPC between
+    # replicas, in place of Ray's objects.
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(96 * 2**10),  # our own limit for a head, 64 KiB, comes first

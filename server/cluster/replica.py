@@ -4,30 +4,32 @@
 """
 
 import asyncio
-import gc
 import hashlib
 import importlib.metadata
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from prometheus_client.metrics_core import Metric
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from engine import Config, EngineError, ModelSpec, load_config
 from engine.config.cluster import RoleSpec
 from engine.config.models import ChatModelSpec
+from engine.stream import Stream
 from engine.types import SETTLED
 from server.app import Place, create_app
 from server.cluster.compat import set_version
-from server.cluster.engine import ClusterEngine, Handle, Kind, Message, Remote, RoleState, answer
+from server.cluster.engine import ClusterEngine, Message, Remote, RoleState, answer, ask_all
 from server.cluster.environment import DEREGISTER_SECONDS
 from server.cluster.ingress import OwnHttp, check_environment, speak
 from server.cluster.routing import StickyRouter
@@ -39,13 +41,13 @@ from server.serve import prepare_process
 from server.settings import Settings, SettingsError, load_settings
 from server.terminal import set_up_log
 
+_T = TypeVar("_T")
 APPLICATION = "hearth"
 _MOST_ON_A_NODE = 64
 _DRAIN_MARGIN_SECONDS = 10.0  # to end engines, once requests have ended
 _OTHER_REQUESTS = 64  # of one replica: lists, status, files, beside what its models run and queue
 _UNLIMITED = 1_000_000
-_PEER_SECONDS = 3.0
-_OF_MODELS = {"hearth_model_state", "hearth_model_restarts", "hearth_queue_running", "hearth_queue_waiting"}
+_OF_MODELS = {"hearth_model_state", "hearth_model_engines", "hearth_model_restarts"}
 _log = logging.getLogger("hearth.cluster")
 
 
@@ -71,14 +73,14 @@ def check_settings(settings: Settings) -> None:
 class Replica:
     """One process. It takes requests once its models are ready; one that cannot load them never does."""
 
-    async def __init__(self, models: str, role: str, **others: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, models: str, role: str, **others: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         settings = load_settings()
         check_settings(settings)
         check_environment()
         set_up_log(settings.log_level)
         prepare_process()
         self._parts = ExitStack()
-        folder = self._parts.enter_context(_own_folder(settings.data_dir / "cluster", role))
+        folder = _own_folder(self._parts, settings.data_dir / "cluster", role)
         (folder / "models.yaml").write_text(models, "utf-8")
         settings = settings.model_copy(update={"data_dir": folder, "models": folder / "models.yaml"})
         self._models, config = models, load_config(settings.models)
@@ -103,8 +105,6 @@ class Replica:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live())
         await self._ready
-        gc.collect()
-        gc.freeze()
 
     async def _live(self) -> None:
         """Run the app from its start to its end, in one task. `_ready` gets what keeps it from serving."""
@@ -136,8 +136,14 @@ class Replica:
             raise RuntimeError("The app of this replica has ended.")
         self._app.state.engine.check()
 
-    async def answer(self, kind: Kind, request: Any, takes_turn: bool) -> AsyncGenerator[Message, None]:  # noqa: FBT001
-        async for message in answer(self._app.state.engine, kind, request, takes_turn=takes_turn):
+    async def answer(  # the arguments come from `Remote`
+        self,
+        method: str,
+        request: Any,
+        stream: type[Stream[Any]],
+        takes_turn: bool,  # noqa: FBT001
+    ) -> AsyncGenerator[Message, None]:
+        async for message in answer(self._app.state.engine, method, request, stream(), takes_turn=takes_turn):
             yield message
 
     async def call(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -148,7 +154,8 @@ class Replica:
             return error
 
     async def state(self) -> RoleState:
-        return RoleState.of(self._app.state.engine)
+        engine: ClusterEngine = self._app.state.engine
+        return RoleState(engine.models(), engine.health(), {name: engine.voices(name) for name in engine.config.models})
 
     async def status(self) -> ReplicaStatus:
         found, own = await read_status(self._app), {health.id for health in self._app.state.engine.own_health()}
@@ -187,26 +194,20 @@ class Ingress(Replica):
 class Peers:
     """All replicas of the application, for what shows the cluster. One that does not answer is left out."""
 
-    def __init__(self, handles: Sequence[Handle]) -> None:
+    def __init__(self, handles: Sequence[DeploymentHandle]) -> None:
         self._handles = handles
 
     async def statuses(self) -> list[ReplicaStatus]:
-        return [found for found in await self._all("status") if isinstance(found, ReplicaStatus)]
+        return await self._all("status", ReplicaStatus)
 
     async def machines(self) -> list[MachineState]:
         return await asyncio.to_thread(machines)
 
     async def metrics(self) -> list[Metric]:
-        return [family for found in await self._all("metrics") if isinstance(found, list) for family in found]
+        return list(chain.from_iterable(await self._all("metrics", list)))
 
-    async def _all(self, method: str) -> list[Any]:
-        async def ask(handle: Handle) -> list[Any]:
-            with suppress(Exception):
-                answering = handle.broadcast(method)
-                return list(await answering.results_async(timeout_s=_PEER_SECONDS, return_exceptions=True))
-            return []
-
-        return [one for found in await asyncio.gather(*map(ask, self._handles)) for one in found]
+    async def _all(self, method: str, kind: type[_T]) -> list[_T]:
+        return list(chain.from_iterable(await asyncio.gather(*(ask_all(one, method, kind) for one in self._handles))))
 
 
 def machines() -> list[MachineState]:
@@ -225,20 +226,14 @@ def machines() -> list[MachineState]:
     ]
 
 
-@contextmanager
-def _own_folder(parent: Path, role: str) -> Iterator[Path]:
-    """Lock the first data directory that no other replica of this role has on this machine."""
-    with ExitStack() as stack:
-        for number in range(_MOST_ON_A_NODE):
-            folder = parent / f"{role}-{number}"
-            try:
-                stack.enter_context(only_one(folder))
-            except InstanceError:
-                if not folder.is_dir() or number == _MOST_ON_A_NODE - 1:
-                    raise
-            else:
-                break
-        yield folder
+def _own_folder(stack: ExitStack, parent: Path, role: str) -> Path:
+    """Lock the first data directory that no other replica of this role has on this machine, and return it."""
+    for number in range(_MOST_ON_A_NODE):
+        folder = parent / f"{role}-{number}"
+        with suppress(InstanceError):
+            stack.enter_context(only_one(folder))
+            return folder
+    raise InstanceError(f"No data directory for {role} can be used below {parent}: check who may write there.")
 
 
 def application(config: Config, settings: Settings, *, restart: bool = False) -> serve.Application:
@@ -268,31 +263,31 @@ def build(arguments: Mapping[str, str]) -> serve.Application:
 
 
 def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: float, **more: Any) -> serve.Deployment:
-    places = [_places(model) for model in config.of_role(role.id).models.values()]
-    runs, queues = sum(one[0] for one in places), sum(one[1] for one in places)
-    number: dict[str, Any] = {"num_replicas": role.replicas.min}
+    models = config.of_role(role.id).models.values()
+    runs, queues = (sum(one) for one in zip((0, 0), *map(_places, models), strict=True))
+    options: dict[str, Any] = {
+        "num_replicas": role.replicas.min,
+        "max_replicas_per_node": role.most_per_node,
+        "max_surge_percent": 100 if role.surge else 0,
+        "ray_actor_options": {"num_cpus": 1, "num_gpus": role.gpus},
+        **more,
+    }
     if role.replicas.most > role.replicas.min:
-        target = role.replicas.requests or max(runs, 1)
-        number = {
-            "autoscaling_config": {
-                "min_replicas": role.replicas.min,
-                "max_replicas": role.replicas.most,
-                "target_ongoing_requests": target,
-            }
+        del options["num_replicas"]
+        options["autoscaling_config"] = {
+            "min_replicas": role.replicas.min,
+            "max_replicas": role.replicas.most,
+            "target_ongoing_requests": role.replicas.requests or max(runs, 1),
         }
-    if role.most_per_node is not None:
-        number["max_replicas_per_node"] = role.most_per_node
+    if role.resource is not None:
+        options["ray_actor_options"]["resources"] = {role.resource: 0.001}
     # The first role refuses requests itself, in its own words; Serve would in others.
     most = runs + queues + _OTHER_REQUESTS if kind is Replica else _UNLIMITED
-    if kind is Replica and any(isinstance(model, ChatModelSpec) for model in config.of_role(role.id).models.values()):
-        number["request_router_config"] = RequestRouterConfig(request_router_class=StickyRouter)
-    options: dict[str, Any] = {"num_cpus": 1, "num_gpus": role.gpus}
-    if role.resource is not None:
-        options["resources"] = {role.resource: 0.001}
+    if kind is Replica and any(isinstance(model, ChatModelSpec) for model in models):
+        options["request_router_config"] = RequestRouterConfig(request_router_class=StickyRouter)
     made = serve.deployment(
         kind,
         name=role.id,
-        ray_actor_options=options,
         max_ongoing_requests=most,
         max_queued_requests=most,
         logging_config={"enable_access_log": False},  # we have our own
@@ -300,9 +295,7 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=DEREGISTER_SECONDS + drain_seconds + _DRAIN_MARGIN_SECONDS,
         graceful_shutdown_wait_loop_s=0.5,
-        max_surge_percent=100 if role.surge else 0,
-        **number,
-        **more,
+        **options,
     )
     assert isinstance(made, serve.Deployment)  # noqa: S101
     return made

@@ -60,14 +60,18 @@ def test_serve_takes_the_manifests_configuration_and_finds_the_application():
     assert spec["rayClusterConfig"]["rayVersion"] == ray.__version__
 
 
-@pytest.mark.parametrize("flags", ["--head", "--address=10.0.0.1:6379 --node-ip=10.0.0.2"])
+@pytest.mark.parametrize("flags", ["--head", "--address 10.0.0.1:6379 --node-ip-address=10.0.0.2"])
 def test_the_unit_calls_the_command_with_flags_that_it_has(flags: str):
-    from server.cli.cluster import app
+    scripts = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed (./scripts/setup --ray)")
+    from server.cli.cluster import _START, app
 
     unit = (ROOT / "docker" / "hearth-cluster.service").read_text()
     found = re.search(r"^ExecStart=\S+/hearth cluster (.+)$", unit, re.MULTILINE)
     assert found is not None
     name, *arguments = found[1].replace("$CLUSTER_FLAGS", flags).split()
     command = typer.main.get_group(app).commands[name]  # type: ignore[attr-defined]
-    context = command.make_context(name, arguments, resilient_parsing=False)
-    assert context.params["block"] is True
+    passed_on = command.make_context(name, [*arguments]).args
+    assert passed_on == arguments
+    start = scripts.cli.commands["start"].make_context("start", [*_START, *passed_on])
+    assert start.params["block"] is True
+    assert start.params["max_worker_port"] == 6699
