@@ -305,10 +305,9 @@ class _Change:
 
     def _without_keep_loaded(self) -> list[str]:
         """Return as few models as possible that need not stay loaded."""
-        models = self.config.models.values()
-        kept = [spec for spec in models if not isinstance(spec, SpeechModelSpec) and spec.keep_loaded]
-        freed = {spec.id: spec.model_copy(update={"keep_loaded": False}) for spec in kept}
-        if not freed or not self._fits_with(*freed.values()):
+        movable = [spec for spec in self.config.models.values() if not isinstance(spec, SpeechModelSpec)]
+        freed = {spec.id: spec.model_copy(update={"keep_loaded": False}) for spec in movable}
+        if not self._fits_with(*freed.values()):
             return []
         for name in sorted(freed):
             fewer = {other: spec for other, spec in freed.items() if other != name}

@@ -588,6 +588,11 @@ def test_without_images_a_smaller_chat_model_stays_loaded_beside_vectors_and_ran
     assert {one.state for one in found.models} == {"resident"}
 
 
+def test_where_there_are_only_vectors_and_ranks_they_take_turns_among_themselves():
+    found = planned("1x8", *(model(task, variant(task, 4), task=task) for task in ("embedding", "rerank")))
+    assert {one.state for one in found.models} == {"swapped"}
+
+
 def test_chat_models_take_better_variants_before_images_do():
     pictures, middle = (variant("large", 9), variant("pictures", 4)), variant("middle", 8)
     found = planned("1x24", model("image", *pictures, task="image"), model("chat", BIG, middle, SMALL))
