@@ -4,7 +4,7 @@ The words of each language are in signs.yaml; numbers.py says the figures afterw
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import yaml
 from num2words import num2words
 
-_NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
+_MAYBE_MINUS = r"(?:(?<![^\s(\[])[-\u2212])?"  # no hyphen within a word
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)"
 # Ethiopic prepositions stand right before a number: በ12.
 _NOT_IN_A_NUMBER = r"(?<![A-Za-z0-9_.,:/-])"
 _ISO_DATE = re.compile(_NOT_IN_A_NUMBER + r"(?P<y>\d{4})-(?P<m>\d{1,2})-(?P<d>\d{1,2})(?![\w-])(?!\.\d)")
@@ -49,13 +50,15 @@ def _steps(language: str) -> tuple[_Step, ...]:
     words = _words().get(language)
     if words is None:
         return ()
-    before = rf"(?:(?:{words['clock_word']})\s+)?" if "clock_word" in words else ""
+    before = rf"(?:(?i:{words['clock_word']})\s+)?" if "clock_word" in words else ""
     numerals = "|".join(map(re.escape, sorted(words["currencies"], key=len, reverse=True)))
     units = "|".join(map(re.escape, sorted(words["units"], key=len, reverse=True)))
-    money_before = rf"(?<!\w)(?P<sign>{numerals})\s?(?P<n>{_NUMBER})(?P<scale>\s(?:[mb]illion|trillion)\b)?(?!\w)"
-    money_after = rf"{_NOT_IN_A_NUMBER}(?P<n>{_NUMBER})(?P<scale>)\s?(?P<sign>{numerals})(?!\w)"
+    scale = r"(?P<scale>\s(?:[mb]illion|trillion)\b)?"
+    money_before = rf"(?P<minus>{_MAYBE_MINUS})(?<!\w)(?P<sign>{numerals})\s?(?P<n>{_NUMBER}){scale}(?!\w)"
+    signed = rf"{_NOT_IN_A_NUMBER}(?P<minus>{_MAYBE_MINUS})(?P<n>{_NUMBER})"
+    money_after = rf"{signed}(?P<scale>)\s?(?P<sign>{numerals})(?!\w)"
     last_dot = r"(?:(?<=\w\.\w)\.)?"  # of ኪ.ሜ.
-    amount = rf"{_NOT_IN_A_NUMBER}(?P<n>{_NUMBER})\s?(?P<unit>{units}){last_dot}(?![\w/])"
+    amount = rf"{signed}\s?(?P<unit>{units}){last_dot}(?![\w/])"
     steps: list[_Step] = [
         (_PHONE, lambda found: " ".join(filter(str.isdigit, found[0]))),
         (_ISO_DATE, lambda found: _date(found, words)),
@@ -64,9 +67,9 @@ def _steps(language: str) -> tuple[_Step, ...]:
         (_RANGE, lambda found: f"{found[1]} {words['to']} {found[2]}"),
         (re.compile(money_before), lambda found: _money(found, words)),
         (re.compile(money_after), lambda found: _money(found, words)),
-        (re.compile(amount), lambda found: _amount(found["n"], words["units"][found["unit"]], words)),
-        *_abbreviations(words["abbreviations"], ends=False),
-        *_abbreviations(words.get("ends", {}), ends=True),
+        (re.compile(amount), lambda found: _amount(_signed(found), words["units"][found["unit"]], words)),
+        *_abbreviations(words["abbreviations"], words.get("prefixes", ()), ends=False),
+        *_abbreviations(words.get("ends", {}), (), ends=True),
     ]
     known = "".join(map(re.escape, words["signs"]))
     steps.append((re.compile(rf"(?<=\s)[{known}](?=\s)|(?<=\w)[&@](?=\w)"), lambda f: f" {words['signs'][f[0]]} "))
@@ -103,32 +106,37 @@ def _time(found: re.Match[str], words: dict[str, Any]) -> str:
 
 
 def _money(found: re.Match[str], words: dict[str, Any]) -> str:
-    whole, _, decimals = found["n"].partition(".")
+    whole, _, decimals = _signed(found).partition(".")
     unit, cents = words["currencies"][found["sign"]], words["cents"].get(found["sign"])
     if found["scale"]:
-        return _amount(found["n"] + found["scale"], unit, words)
+        return _amount(_signed(found) + found["scale"], unit, words)
     if len(decimals) == 2 and cents is not None:
         small = f" {_amount(str(int(decimals)), cents, words)}" if int(decimals) else ""
         return _amount(whole, unit, words) + small
-    return _amount(found["n"], unit, words)
+    return _amount(_signed(found), unit, words)
+
+
+def _signed(found: re.Match[str]) -> str:
+    return str(found["minus"] + found["n"])
 
 
 def _amount(number: str, unit: str | list[str], words: dict[str, Any]) -> str:
-    name = unit if isinstance(unit, str) else unit[number != "1"]
+    name = unit if isinstance(unit, str) else unit[number.lstrip("-\u2212") != "1"]
     return str(words["amount"].format(n=number, unit=name))
 
 
-def _abbreviations(known: dict[str, str], *, ends: bool) -> list[_Step]:
+def _abbreviations(known: dict[str, str], prefixes: Iterable[str], *, ends: bool) -> list[_Step]:
     """The full stop of one that `ends` a sentence stays where a new one begins, or nothing follows."""
     if not known:
         return []
     names = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
     # A dotted one may have its last dot or not: ዓ.ም and ዓ.ም.
-    pattern = re.compile(rf"(?<![\w/.])(?P<name>{names})(?P<rest>\.?)(?![\w/])")
+    before = "|".join(prefixes)
+    pattern = re.compile(rf"(?<![\w/.])(?P<before>{before})?(?P<name>{names})(?P<rest>\.?)(?![\w/])")
 
     def said(found: re.Match[str]) -> str:
         after = found.string[found.end() :].lstrip()
         stop = "." if ends and (not after or after[0].isupper()) else ""
-        return f"{known[found['name']]}{stop}"
+        return f"{found['before'] or ''}{known[found['name']]}{stop}"
 
     return [(pattern, said)]

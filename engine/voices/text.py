@@ -19,6 +19,7 @@ _CLAUSE_PAUSE_SECONDS = 0.15
 # Typed for ። on keyboards that lack it; the single ፡ stands between words.
 _TWO_WORDSPACES = re.compile("፡፡|::")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
+_SHAPES = frozenset({"<font>", "<wide>", "<narrow>", "<circle>", "<compat>", "<square>"})
 _LOST_SPACE = re.compile(r" +(?=[,.;:!?…።፣፤፥፦፧፨])")
 
 # Ethiopic and CJK marks end a sentence by themselves, the others before a space.
@@ -51,7 +52,7 @@ def speakable(text: str, language: str) -> Iterator[Piece]:
     A piece is a sentence, or a part of at most about 200 characters of a long one. Each is made when it is asked for:
     the first of a page does not wait for the others.
     """
-    text = _CONTROLS.sub(" ", unicodedata.normalize("NFC", text))
+    text = _CONTROLS.sub(" ", "".join(map(_plain, unicodedata.normalize("NFC", text))))
     text = _TWO_WORDSPACES.sub("።", text).replace("፡", " ")
     last: Piece | None = None
     for line in text.splitlines():
@@ -64,6 +65,14 @@ def speakable(text: str, language: str) -> Iterator[Piece]:
             last = replace(last, pause_seconds=_PARAGRAPH_PAUSE_SECONDS)
     if last is not None:
         yield replace(last, pause_seconds=0.0)
+
+
+def _plain(character: str) -> str:
+    """Return a letter or number in another shape (wide, bold, a ligature, in a circle) as those that it stands for."""
+    if character.isascii() or unicodedata.category(character)[0] not in "LN":
+        return character
+    shape = unicodedata.decomposition(character).partition(" ")[0]
+    return unicodedata.normalize("NFKC", character) if shape in _SHAPES else character
 
 
 def _pieces_of(sentence: str, *, first: bool) -> list[Piece]:

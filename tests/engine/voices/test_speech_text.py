@@ -137,6 +137,7 @@ def test_ethiopic_numerals_are_numbers(numeral: str, number: int):
         ("ሰላም፡ለዓለም፡፡ደህና", ["ሰላም ለዓለም።", "ደህና"]),
         ("one\n\n two ", ["one", "two"]),
         (" \n ", []),
+        ("ＡＢＣ 𝐁𝐨𝐥𝐝 ﬁne. ② Ⅳ 5 m², ½", ["ABC Bold fine.", "two IV five square metres, ½"]),  # noqa: RUF001
     ],
 )
 def test_a_text_is_cut_into_sentences(text: str, sentences: list[str]):
