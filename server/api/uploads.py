@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from server.batches.folder import NO_SPACE, FileWriter, Folder
 from server.errors import ApiError
+from server.http.forms import LONGEST_NAME
 from server.http.protocol import header_of
 from server.http.routing import BODY_PAUSE_SECONDS, receive_body
 
@@ -225,7 +226,8 @@ class _Form:
     def _on_part_end(self) -> None:
         if not self._is_file and self._name is not None:
             if len(self._field) > _MOST_FIELD_BYTES:
-                raise ApiError(400, "invalid_value", f"A field of the form is longer than {_MOST_FIELD_BYTES} bytes.")
+                sentence = f"A field of the form is longer than {_MOST_FIELD_BYTES} bytes."
+                raise ApiError(400, "invalid_value", sentence, param=self._name[:LONGEST_NAME])
             self._upload.fields.setdefault(self._name, []).append(self._field.decode("utf-8", "replace"))
         self._is_file = False
 

@@ -17,6 +17,7 @@ from server.http.protocol import header_of
 from server.http.routing import Bodies, check_scope, read_body
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
+LONGEST_NAME = 64  # of a field, in an error: the client chose it
 _MOST_PARTS = 64
 _LONGEST_HEAD_BYTES = 16 * 2**10  # of one part
 _LONGEST_BOUNDARY_BYTES = 200

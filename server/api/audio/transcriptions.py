@@ -114,8 +114,8 @@ async def _answered(caller: Caller, folder: Folder, kind: type[TranslationBody])
 
 def _checked(kind: type[TranslationBody], upload: Upload) -> TranslationBody:
     for name in _GRANULARITIES:
-        if "word" in upload.fields.get(name, ()):
-            sentence = "There are times of segments, not of words. Leave `timestamp_granularities` out."
+        if not {"segment"}.issuperset(upload.fields.get(name, ())):
+            sentence = "`timestamp_granularities` must be `segment`: there are no times of words."
             raise ApiError(400, "invalid_value", sentence, param="timestamp_granularities")
     return checked_form(kind, upload.last)
 

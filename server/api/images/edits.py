@@ -13,7 +13,7 @@ from server.api.caller import Caller, CallerWith, checked_form
 from server.api.images.answer import ImageBody, TheImageFiles, TheImageLinks, answered
 from server.api.images.files import ImageFiles, ImageLinks
 from server.errors import ApiError
-from server.http.forms import Form, FormRoute, form_of
+from server.http.forms import LONGEST_NAME, Form, FormRoute, form_of
 from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["images"], route_class=FormRoute)
@@ -117,8 +117,9 @@ def _fields(form: Form) -> dict[str, str]:
             continue
         try:
             if len(data) > _LONGEST_FIELD_BYTES:
-                raise ApiError(400, "invalid_value", "A field of the form is too long.")
+                raise ApiError(400, "invalid_value", "A field of the form is too long.", param=name[:LONGEST_NAME])
             fields[name] = data.decode()
         except UnicodeDecodeError:
-            raise ApiError(400, "invalid_value", "A field of the form is not UTF-8.") from None
+            sentence = "A field of the form is not UTF-8."
+            raise ApiError(400, "invalid_value", sentence, param=name[:LONGEST_NAME]) from None
     return fields

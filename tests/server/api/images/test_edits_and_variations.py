@@ -163,6 +163,7 @@ async def test_a_stream_has_the_progress_of_each_step_for_who_asks(http: httpx2.
         ([("image", RED)], {"prompt": None}, "prompt", "missing_field"),
         ([("image", RED)], {"prompt": ""}, "prompt", "invalid_value"),
         ([("image", RED)], {"prompt": "a" * 1001}, "prompt", "invalid_value"),
+        ([("image", RED)], {"prompt": "a" * 20_000}, "prompt", "invalid_value"),
         ([("image", RED)], {"n": "5"}, "n", "invalid_value"),
         ([("image", RED)], {"n": "two"}, "n", "invalid_value"),
         ([("image", RED)], {"strength": "0"}, "strength", "invalid_value"),
