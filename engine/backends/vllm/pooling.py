@@ -67,7 +67,8 @@ class Inputs:
         made = []
         for at, one in enumerate(given):
             field = "input" if len(given) == 1 else f"input[{at}]"
-            made.append(Input(self._fitting(found.get(at) or list(one), field, truncate=truncate)))
+            ids = found[at] if isinstance(one, str) else list(one)
+            made.append(Input(self._fitting(ids, field, truncate=truncate)))
         return made
 
     def of_pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[Input]:
