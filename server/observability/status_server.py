@@ -47,10 +47,11 @@ from server.observability.status import (
 from server.store.usage import Usage
 
 _log = logging.getLogger("hearth.status")
+_VERSION = importlib.metadata.version("hearth-inference")  # reads a file
 _STARTED_AT = time.time()  # scripts/serve may have set up for minutes in this process
 _SHOWN = 5
 _QUESTION_SECONDS = 10.0
-_INSPECTED_SECONDS = 10.0
+_INSPECTED_SECONDS = 30.0
 
 
 class Peers(Protocol):
@@ -92,7 +93,7 @@ async def read_status(app: FastAPI) -> Status:
     return Status(
         status=next((state for state in ("draining", "failed", "loading") if state in found), "ready"),
         degraded=degraded(app),
-        version=importlib.metadata.version("hearth-inference"),
+        version=_VERSION,
         pid=os.getpid(),
         base_url=app.state.base_url,
         started_at=iso(datetime.fromtimestamp(_STARTED_AT, UTC)) or "",
@@ -129,7 +130,7 @@ def answers(app: FastAPI) -> dict[Question, Callable[[], Awaitable[bytes]]]:
 
 
 class Inspection:
-    """What processes and GPUs hold, looked at when it is asked for and 10 s old at most: a look takes 50 to 150 ms."""
+    """What processes and GPUs hold, looked at when it is asked for and 30 s old at most: a look takes 50 to 150 ms."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -149,17 +150,15 @@ class Inspection:
 
 def _inspect(loads: Iterable[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
     """Return which engine's each process is, what the engines' processes have in RAM, and the machine. Blocks."""
-    families: dict[int, str] = {}
-    ram: dict[str, int] = {}
-    for load in (engine for model in loads for engine in model.engines or (model,)):
-        for pid in load.pids:
-            with contextlib.suppress(psutil.Error):  # ended meanwhile
-                process = psutil.Process(pid)
-                for one in (process, *process.children(recursive=True)):
-                    families[one.pid] = load.id
-                    with contextlib.suppress(psutil.Error):
-                        ram[load.id] = ram.get(load.id, 0) + one.memory_full_info().uss
-    return families, ram, read_hardware(server_pid=os.getpid())
+    families = {pid: engine.id for model in loads for engine in model.engines or (model,) for pid in engine.pids}
+    ram: Counter[str] = Counter()
+    for one in psutil.Process().children(recursive=True):  # parents before their children
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            engine = families.get(one.pid) or families.get(one.ppid())
+            if engine is not None:
+                families[one.pid] = engine
+                ram[engine] += one.memory_full_info().uss
+    return families, ram, read_hardware(os.getpid(), ram_ours=False)
 
 
 def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
