@@ -56,10 +56,13 @@ function App() {
 }
 
 // The models are asked for on every page, which is also how one whose key has ended is noticed: unless something else
-// was answered meanwhile, as the next message of a chat.
+// was answered meanwhile, as the next message of a chat. Administrators see on the page of models what each is doing by
+// the status, and ask for the list only now and then.
 function Frame() {
   const failed = useSignal(null);
-  const models = usePoll("v1/models", (found) => (place.value === "models" ? pace(found) : 5), failed, () => (place.value === "models" ? 0 : 5 - sinceHeard()));
+  const shown = () => place.value === "models";
+  const later = (age) => (shown() ? (isAdmin.value ? 30 - age : 0) : 5 - sinceHeard());
+  const models = usePoll("v1/models", (found) => (shown() ? pace(found) : 5), failed, later);
   const offered = Object.keys(PAGES).filter((name) => PAGES[name].shown());
   const open = offered.includes(place.value) ? place.value : offered[0];
   const { page, title } = PAGES[open];

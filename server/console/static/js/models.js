@@ -11,10 +11,16 @@ const PLACES = [["chat", "chat", "chat", "Chat"], ["image_generation", "images",
 
 export function Models({ models, failed }) {
   const error = useSignal(null);
-  const status = usePoll(isAdmin.value ? "v1/admin/status" : "health/ready", pace, error);
-  const states = status.value?.models ?? {};
+  const troubled = models?.some((model) => ["loading", "failed"].includes(model.status));
+  const path = isAdmin.value ? "v1/admin/status" : troubled ? "health/ready" : null; // has how far a load is
+  const status = usePoll(path, pace, error);
+  const states = (path && status.value?.models) || {};
   const state = isAdmin.value ? Object.fromEntries(Object.values(states).map((one) => [one.id, one])) : states;
-  const listed = models ?? [], ids = new Set(listed.map((model) => model.id));
+  const listed = (models ?? []).map((model) => {
+    const { status, running, waiting } = { ...model, ...state[model.id] }; // by the newer of the two
+    return { ...model, status, running, waiting };
+  });
+  const ids = new Set(listed.map((model) => model.id));
   const fail = (failure) => (error.value = failure);
   const replicas = status.value?.replicas ?? [];
   return html`<h1>Models</h1>

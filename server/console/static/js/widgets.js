@@ -56,20 +56,23 @@ export function Dialog({ title, open, onClose, children }) {
   </dialog>`;
 }
 
-// Asks again and again, and not while the tab is hidden. Returns a signal, null until the first answer. `seconds` may
-// be a function of the last answer; 0: asked once. `later` says how long there is no need to ask again.
+// Asks again and again, and not while the tab is hidden; nothing where `path` is null. Returns a signal, null until the
+// first answer. `seconds` may be a function of the last answer; 0: asked once. `later` is given the seconds since the
+// last answer, and says how long there is no need to ask again; it is asked itself every 5 s, as the page may change.
 export function usePoll(path, seconds, failed, later) {
   const found = useSignal(null);
   useEffect(() => {
-    let timer, ended = false;
+    if (!path) return;
+    let timer, answered, ended = false;
     const abort = new AbortController();
     const ask = async () => {
       clearTimeout(timer);
-      const rest = found.value && !failed?.value ? (later?.() ?? 0) : 0;
-      if (rest > 0.1) return (timer = setTimeout(ask, rest * 1000));
+      const rest = found.value && !failed?.value ? (later?.((performance.now() - answered) / 1000) ?? 0) : 0;
+      if (rest > 0.1) return (timer = setTimeout(ask, Math.min(rest, 5) * 1000));
       if (!document.hidden) {
         try {
           found.value = await get(path, { signal: abort.signal });
+          answered = performance.now();
           if (failed?.value) failed.value = null;
         } catch (error) {
           if (failed && error.name !== "AbortError") failed.value = error;
