@@ -18,7 +18,7 @@ class WithStartup(build_py):
         """Copy them once the packages are there."""
         super().run()
         if not self.editable_mode:
-            self.copy_file(f"scripts/{STARTUP}.py", self.build_lib)
+            self.copy_file(f"scripts/install/{STARTUP}.py", self.build_lib)
             Path(self.build_lib, f"{STARTUP}.pth").write_text(f"import {STARTUP}\n", encoding="utf-8")
 
 

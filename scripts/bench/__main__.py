@@ -5,9 +5,8 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, files, images, many, pictures, speech, start, tracing, vectors
+from bench import batch, chat, fair, images, memory, speech, start, tracing, vectors
 from bench.load import BenchError
-from cluster_plan import ClusterPlan
 
 from engine import ConfigError
 
@@ -23,17 +22,16 @@ for command in (
     fair.Fair,
     images.Images,
     batch.Batch,
-    files.Files,
+    batch.Files,
     start.Start,
     start.Killed,
-    many.Many,
-    pictures.Pictures,
+    memory.Many,
+    memory.Pictures,
     speech.Speech,
     vectors.Vectors,
     tracing.Tracing,
 ):
     app.command(command.__name__.lower())(command)
-app.command("cluster-plan")(ClusterPlan)
 
 if __name__ == "__main__":
     # As Ctrl-C does, SIGTERM ends the servers and engines too.

@@ -3,7 +3,7 @@
 from xml.etree import ElementTree as ET
 
 import pytest
-from docs_pictures import EDGES, pictures
+from pages.pictures import EDGES, pictures
 from serving import ROOT
 
 from engine.pool.model_state import NEXT
@@ -13,7 +13,7 @@ PICTURES = pictures()
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_as_the_script_draws_it(name: str):
-    assert (ROOT / "docs" / name).read_text() == PICTURES[name], "run .venv/bin/python scripts/docs_pictures.py"
+    assert (ROOT / "docs" / name).read_text() == PICTURES[name], "run .venv/bin/python scripts/pages/pictures.py"
     ET.fromstring(PICTURES[name])  # noqa: S314  # our own files
 
 

@@ -1,6 +1,6 @@
 """docs/gpu.md says what the plans say; its machines are those of the golden plans."""
 
-import gpu_tables
+from pages import gpu_tables
 from test_golden_plans import SHAPES
 
 from engine.config import load_config
@@ -9,7 +9,7 @@ from engine.config import load_config
 def test_the_page_is_what_the_plans_are_now():
     text = gpu_tables.PAGE.read_text()
     config = load_config(gpu_tables.ROOT / "models.yaml")
-    assert gpu_tables.page(text, config) == text, "run .venv/bin/python scripts/gpu_tables.py"
+    assert gpu_tables.page(text, config) == text, "run .venv/bin/python scripts/pages/gpu_tables.py"
     assert gpu_tables.table(config, "quality") in text
 
 

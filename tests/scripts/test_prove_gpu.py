@@ -5,9 +5,8 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-import prove_gpu
-import prove_images
 import pytest
+from proof import gpu, images
 from proof.limit import tokens_per_second
 from proof.report import Proof, Skipped, as_markdown
 
@@ -57,7 +56,7 @@ def test_the_limit_counts_the_experts_that_a_step_reads():
 
 @pytest.mark.engine
 def test_images_are_measured_without_a_server(tmp_path: Path):
-    assert prove_images.main(["--small", "--profiles", "sdxl", "--out", str(tmp_path)]) == 0
+    assert images.main(["--small", "--profiles", "sdxl", "--out", str(tmp_path)]) == 0
     steps = json.loads((tmp_path / "proof.json").read_text())["steps"]
     assert [step["name"] for step in steps[2:4]] == ["sdxl: 1 x 512 at once", "sdxl: 2 x 512 at once"]
     assert all(step["figures"]["seconds_per_image"] > 0 for step in steps[2:])
@@ -70,7 +69,7 @@ def test_images_are_measured_without_a_server(tmp_path: Path):
 def test_a_rehearsal_on_this_machine_passes_all_steps(tmp_path: Path, weights: str):
     out = tmp_path / "proof"
     options = ["--out", str(out), "--weights-dir", str(tmp_path / "none"), "--streams", "16"]
-    code = prove_gpu.main([*options, *(["--random"] if weights == "random" else [])])
+    code = gpu.main([*options, *(["--random"] if weights == "random" else [])])
     proof = json.loads((out / "proof.json").read_text())
     assert [(step["name"], step["problem"]) for step in proof["steps"] if not step["passed"]] == []
     assert code == 0

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import refresh_variants
 from hub_server import COMMIT, HubServer
+from upstream import variants
 from weight_parts import hub_here
 
 from engine.config import load_config
@@ -72,7 +72,7 @@ def add(hub: HubServer, name: str, gib: float, shape: dict[str, Any] = SHAPE, **
 
 
 def refresh(hub: HubServer, models: Path, *arguments: str) -> int:
-    return refresh_variants.main(["--models", str(models), "--endpoint", hub.endpoint, *arguments])
+    return variants.main(["--models", str(models), "--endpoint", hub.endpoint, *arguments])
 
 
 def test_revisions_and_sizes_are_a_difference_and_are_written_on_demand(

@@ -20,8 +20,8 @@ LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 def scripts() -> list[Path]:
     return [
         path
-        for path in [*(ROOT / "scripts").iterdir(), ROOT / "scripts" / "bench" / "run", ROOT / ".ci" / "run"]
-        if path.is_file()
+        for path in [*(ROOT / "scripts").rglob("*"), ROOT / ".ci" / "run"]
+        if path.is_file() and path.suffix in {"", ".py"}
     ]
 
 
@@ -129,10 +129,10 @@ def test_a_second_set_up_has_nothing_to_do():
     assert stamp.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("script", ["setup", "find-python"])
+@pytest.mark.parametrize("script", ["setup", "install/find-python"])
 def test_a_python_that_cannot_be_used_is_named_with_what_to_do_next(script: str, tmp_path: Path):
-    (tmp_path / "scripts").mkdir()
-    for name in ("setup", "find-python"):
+    (tmp_path / "scripts" / "install").mkdir(parents=True)
+    for name in ("setup", "install/find-python"):
         copy = tmp_path / "scripts" / name
         copy.write_bytes((ROOT / "scripts" / name).read_bytes())
         copy.chmod(0o755)
@@ -151,13 +151,13 @@ def test_a_python_of_the_wrong_version_or_without_venv_is_told_apart(answer: str
     python = tmp_path / "a python"
     python.write_text(f"#!/bin/sh\necho '{answer}' >&2\nexit 1\n")
     python.chmod(0o755)
-    result = run("scripts/find-python", HEARTH_PYTHON=str(python))
+    result = run("scripts/install/find-python", HEARTH_PYTHON=str(python))
     assert result.returncode == 1
     assert message in result.stderr
 
 
 def test_the_python_that_runs_the_tests_can_be_found_for_a_new_venv():
-    result = run("scripts/find-python", HEARTH_PYTHON=sys.executable)
+    result = run("scripts/install/find-python", HEARTH_PYTHON=sys.executable)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).resolve() == Path(sys.executable).resolve()
     assert ".venv" not in result.stdout
@@ -190,7 +190,7 @@ def test_a_lock_keeps_only_what_linux_needs(tmp_path: Path):
     )
     other = tmp_path / "other"
     other.write_text("attrs==26.1\n")
-    result = run(sys.executable, "scripts/tidy-lock", resolved, other)
+    result = run(sys.executable, "scripts/install/tidy-lock", resolved, other)
     assert result.stdout.splitlines()[1:] == ["numpy==2.3 ; python_full_version < '3.13'", "uvloop==1.0"]
 
 
@@ -221,7 +221,7 @@ def test_gpu_and_driver_are_looked_at_before_anything_is_installed(
 
 
 def test_torchvision_loads_beside_the_torch_that_is_here():
-    """PyPI's is built for CUDA: without scripts/torchvision_for_cpu.py its import fails beside a CPU torch."""
+    """PyPI's is built for CUDA: without scripts/install/torchvision_for_cpu.py its import fails beside a CPU torch."""
     program = (
         "import torch, torchvision\n"
         "from torchvision.transforms.v2 import functional\n"

@@ -71,8 +71,8 @@ def test_the_policy_allows_nothing_unsafe():
 
 
 def test_the_lines_for_clients_are_those_of_the_documentation():
-    """After a change there: scripts/vendor-console --clients."""
-    made = runpy.run_path(str(ROOT / "scripts/vendor-console"))["clients"]()
+    """After a change there: scripts/pages/vendor-console --clients."""
+    made = runpy.run_path(str(ROOT / "scripts/pages/vendor-console"))["clients"]()
     assert (STATIC / "clients.json").read_text(encoding="utf-8") == made
     assert len(json.loads(made)) >= 10
 

@@ -45,9 +45,9 @@ from bench.servers import (
 from bench.vllm_server import start_vllm
 from PIL import Image
 from proof import contract
+from proof.images import prove_images
 from proof.limit import tokens_per_second
 from proof.report import Proof, Skipped
-from prove_images import prove_images
 
 from engine import load_config
 from engine.placement.hardware import GIB, Hardware, read_cuda, read_hardware
@@ -55,7 +55,7 @@ from engine.placement.plan import plan
 from engine.placement.report import headline
 from engine.placement.types import Placed, Plan
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _RESTART_SECONDS = 300.0
 _LOAD_SECONDS = 1200.0
 _ATTEMPTS = 4

@@ -2,7 +2,7 @@
 
 Needs no vLLM and no server: torch, diffusers, transformers, accelerate, pydantic, msgspec and PyYAML, and no download:
 
-    python3 scripts/prove_images.py --profiles sdxl --out proof
+    python3 scripts/proof/images.py --profiles sdxl --out proof
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from proof.report import Proof, Skipped  # noqa: E402  # both folders come first
@@ -146,7 +146,7 @@ def _free() -> None:
 
 def main(arguments: list[str]) -> int:
     """Return the exit code: 1 if a step failed, 2 where a package is missing."""
-    parser = argparse.ArgumentParser(prog="scripts/prove_images.py", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="scripts/proof/images.py", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("proof-images"), help="folder of the report")
     parser.add_argument("--profiles", default=",".join(_DISK_GIB), help="of models.yaml, separated by commas")
     parser.add_argument("--offload", choices=("none", "model", "sequential"), default="none")

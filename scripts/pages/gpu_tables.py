@@ -1,4 +1,4 @@
-"""Writes the tables of docs/gpu.md anew from the plans: `.venv/bin/python scripts/gpu_tables.py`.
+"""Writes the tables of docs/gpu.md anew from the plans: `.venv/bin/python scripts/pages/gpu_tables.py`.
 
 The machines are those of tests/engine/golden_plans; tests/scripts/test_gpu_tables.py keeps the page true.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from engine.config import Config, load_config  # noqa: E402  # the checkout comes first

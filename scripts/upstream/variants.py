@@ -24,7 +24,7 @@ from engine.placement.needs import ContextNeeds
 from engine.weights.download import Pull, Wanted, prepared
 from engine.weights.manifest import silent
 
-MODELS = Path(__file__).parents[1] / "models.yaml"
+MODELS = Path(__file__).parents[2] / "models.yaml"
 # Of what is stated: below it nothing is changed.
 _TOLERANCE = 0.02
 

@@ -1,8 +1,9 @@
-"""`bench pictures`: small files of many pixels, in batches and in chats: their memory, and what others feel."""
+"""`bench many`, `bench pictures`: a burst of thousands, pictures of many pixels: what fails, and the memory."""
 
 import asyncio
 import base64
 import io
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,17 +11,89 @@ from typing import Annotated, Any
 
 import typer
 from bench import report
-from bench.load import NUMBER, BenchError, LoadJob, beats
-from bench.servers import Server, family, pss_bytes
+from bench.load import NUMBER, BenchError, LoadJob, LoadResult, beats
+from bench.servers import Server, family, pss_bytes, say
 from PIL import Image
 
+_RESTS_SECONDS = 12  # the server gives back what it does not need every 10 s
+_SETTLE_SECONDS = 45.0
+_WARM_STREAMS = 256
+_SHOWN = 3
+_SHOWN_CHARACTERS = 300
 ALONE, BESIDE = "alone", "beside"
 BATCHES, CHATS = "batches", "chats"
 _DIFFERENT = 12  # pictures; to make one takes a third of a second
 _SAMPLE_SECONDS = 0.2
-_REST_SECONDS = 12.0  # the server gives back what it does not need every 10 s
 _TOKENS = 16
-_SHOWN = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Many(report.Benchmark):
+    """Send thousands of requests at once: each is answered or refused with Retry-After, and memory comes back."""
+
+    requests: Annotated[int, typer.Option(min=1, help="Streamed requests at the same moment.")] = 2000
+    max_tokens: report.MaxTokens = 64
+    repeats: report.Repeats = 3
+    method = "one burst after the other; levels read once memory and open files have stopped falling"
+
+    async def measure(self) -> report.Report:
+        async with self.one_server() as (whole, server):
+            await self._burst(server, "warm", min(_WARM_STREAMS, self.requests))
+            before = await _settled(server.pid)
+            bursts: list[report.Figures] = []
+            for number in range(self.repeats):
+                seen = await self._burst(server, f"many {number}", self.requests)
+                say(f"  burst {number + 1}: {seen['answered']:.0f} answered, {seen['wrong']:.0f} wrong")
+                bursts.append(seen | await _settled(server.pid))
+        row = report.row_of("burst", {"after": bursts, "before": [before] * self.repeats})
+        whole.tables = [(f"{self.requests} requests at once", [row])]
+        return whole
+
+    async def _burst(self, server: Server, label: str, requests: int) -> report.Figures:
+        how: dict[str, Any] = {"streams": requests, "requests": requests, "strict": False}
+        result, _ = await server.measure(server.chat(label, self.max_tokens, **how))
+        return outcome(result)
+
+
+def outcome(result: LoadResult) -> report.Figures:
+    """Put what became of the requests into figures; a few that went wrong are shown."""
+    stayed = [answer for answer in result.answers if not answer.left]
+    refused = [answer for answer in stayed if answer.refused]
+    wrong = [answer for answer in stayed if not answer.refused and answer.problem]
+    good = [answer for answer in stayed if not answer.problem]
+    for answer in wrong[:_SHOWN]:
+        say(f"  {answer.problem}")
+    return {
+        "answered": len(good),
+        "refused": len(refused),
+        "left": len(result.answers) - len(stayed),
+        "wrong": len(wrong),
+        **report.percentiles_ms("answered", [answer.seconds for answer in good], 50, 99),
+        **report.percentiles_ms("refused", [answer.seconds for answer in refused], 50, 99),
+        "wall_seconds": result.wall_seconds,
+    }
+
+
+def level(pid: int) -> report.Figures:
+    """Return resident memory and open files of the server's processes. Raises `psutil.Error` when it has ended."""
+    api, engine = family(pid)
+    return {
+        "api_rss_mib": sum(process.memory_info().rss for process in api) / 2**20,
+        "engine_rss_mib": sum(process.memory_info().rss for process in engine) / 2**20,
+        "api_files": sum(process.num_fds() for process in api),
+        "engine_files": sum(process.num_fds() for process in engine),
+    }
+
+
+async def _settled(pid: int) -> report.Figures:
+    """Return the level once it has stopped falling, or after a while as it is."""
+    lowest, since, deadline = level(pid), 0, time.monotonic() + _SETTLE_SECONDS
+    while since < _RESTS_SECONDS and time.monotonic() < deadline:
+        await asyncio.sleep(1)
+        now = level(pid)
+        fell = any((now[name] or 0) < (lowest[name] or 0) for name in ("api_rss_mib", "api_files"))
+        since, lowest = (0, now) if fell else (since + 1, lowest)
+    return level(pid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +126,7 @@ class Pictures(report.Benchmark):
                 _batches(server, urls, "warm", items=2, streams=1, requests=1, keep_bodies=True)
             )
             if b'"error"' in (said := result.answers[0].body.encode()):
-                raise BenchError(f"A batch of two pictures failed: {said[:_SHOWN].decode()}")
+                raise BenchError(f"A batch of two pictures failed: {said[:_SHOWN_CHARACTERS].decode()}")
             rows = []
             for case in self.cases:
                 runs = {
@@ -67,8 +140,8 @@ class Pictures(report.Benchmark):
         return whole
 
     async def _run(self, server: Server, key: str, label: str, load: Any, repeat: int) -> report.Figures:
-        await asyncio.sleep(_REST_SECONDS)
-        idle = _level(server.pid)
+        await asyncio.sleep(_RESTS_SECONDS)
+        idle = _pss_mib(server.pid)
         moments = beats(self.seconds, self.every_seconds, repeat)
         beside = load(f"{label}{repeat}p") if load else None
         job = server.chat(f"{label}{repeat}", _TOKENS, key=key, moments=moments, beside=beside, lead_seconds=1.0)
@@ -76,7 +149,7 @@ class Pictures(report.Benchmark):
 
         async def sample() -> None:
             while True:
-                levels.append(await asyncio.to_thread(_level, server.pid))
+                levels.append(await asyncio.to_thread(_pss_mib, server.pid))
                 await asyncio.sleep(_SAMPLE_SECONDS)
 
         sampling = asyncio.create_task(sample())
@@ -95,7 +168,7 @@ class Pictures(report.Benchmark):
         }
 
 
-def _level(pid: int) -> float:
+def _pss_mib(pid: int) -> float:
     return sum(map(pss_bytes, family(pid))) / 2**20
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from engine.backends.vllm.compat import NAMES
 from engine.compat import Sources, missing
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
@@ -85,9 +85,9 @@ def _code(function: ast.AST | None) -> str:
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return ""
     for node in ast.walk(function):
-        match node:
-            case ast.AST(body=[ast.Expr(value=ast.Constant()), _, *_]):
-                del node.body[0]
+        match getattr(node, "body", None):
+            case [ast.Expr(value=ast.Constant()), _, *_] as body:
+                del body[0]
     return ast.dump(function)
 
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/ that are made of data: `.venv/bin/python scripts/docs_pictures.py`.
+"""Draws the pictures of docs/ that are made of data: `.venv/bin/python scripts/pages/pictures.py`.
 
 Plots of docs/benchmarks.json, the memory of a 24 GiB card as planned, the states of a model. Each is light or dark as
 the reader's system is. tests/scripts/test_docs_pictures.py keeps them true. Terminals: tests/docs/test_recordings.py.
@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from engine.config import load_config  # noqa: E402  # the checkout comes first
