@@ -132,10 +132,10 @@ class Engine:
         asked = request
         try:
             while True:
+                self._spec(asked.model, ChatModelSpec)
                 request = self._addressed(asked)
-                self._spec(request.model, ChatModelSpec)
                 with await self._pool.acquire_for(request, sequences) as acquired:
-                    backend, spec = self._chat_backend(request.model)
+                    backend, spec = self._chat_backend(asked.model, request.model)
                     check_request(spec, request)
                     try:
                         if isinstance(request, ChatRequest):
@@ -241,29 +241,29 @@ class Engine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
-        request = self._addressed(request)
         self._spec(request.model, ChatModelSpec)
-        with await self._pool.acquire(request.model):
-            backend, spec = self._chat_backend(request.model)
-            check_request(spec, request)
-            return len(await backend.token_ids(request))
+        addressed = self._addressed(request)
+        with await self._pool.acquire(addressed.model):
+            backend, spec = self._chat_backend(request.model, addressed.model)
+            check_request(spec, addressed)
+            return len(await backend.token_ids(addressed))
 
     async def tokenize(self, model: str, prompt: ChatRequest | str, *, special_tokens: bool = True) -> Tokenized:
         """Return the tokens of a conversation, template and tools included, or of a plain text."""
-        model = self._any_engine(model)
         self._spec(model, ChatModelSpec)
-        with await self._pool.acquire(model):
-            backend, spec = self._chat_backend(model)
+        engine = self._any_engine(model)
+        with await self._pool.acquire(engine):
+            backend, spec = self._chat_backend(model, engine)
             if isinstance(prompt, ChatRequest):
                 check_request(spec, prompt)
             return await backend.tokenize(prompt, special_tokens=special_tokens)
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
         """Return the text that tokens of this model stand for."""
-        model = self._any_engine(model)
         self._spec(model, ChatModelSpec)
-        with await self._pool.acquire(model):
-            return await self._chat_backend(model)[0].detokenize(ids)
+        engine = self._any_engine(model)
+        with await self._pool.acquire(engine):
+            return await self._chat_backend(model, engine)[0].detokenize(ids)
 
     async def load(self, model: str) -> None:
         """Have a model loaded: one that failed once more, one that comes and goes as if it were asked for. Waits."""
@@ -370,11 +370,12 @@ class Engine:
         """Return when every model has failed for good: nothing can be served until somebody changes something."""
         await self._pool.hopeless()
 
-    def _chat_backend(self, model: str) -> tuple[VllmChat, ChatModelSpec]:
+    def _chat_backend(self, model: str, engine: str) -> tuple[VllmChat, ChatModelSpec]:
+        """Return an engine of this model, and what the model can do as it is loaded."""
         spec = self._spec(model, ChatModelSpec)
-        if model in self._loader.lacks:
+        if engine in self._loader.lacks:
             spec = spec.model_copy(update={"capabilities": self._capabilities(spec)})
-        return cast("VllmChat", self._pool.get(model)), spec
+        return cast("VllmChat", self._pool.get(engine)), spec
 
     def _capabilities(self, spec: ModelSpec) -> tuple[str, ...]:
         """Return what models.yaml claims, without what was found to be lacking when the model was loaded last."""
@@ -383,7 +384,7 @@ class Engine:
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
         """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
-        spec = self.config.models.get(model_of(self._base(model)))
+        spec = self.config.models.get(self._base(model))
         if spec is None:
             self._pool.get(model)  # raises: it is unknown
         if not isinstance(spec, kind):

@@ -8,7 +8,6 @@ from pydantic import BaseModel, BeforeValidator
 
 from server.api.schema import Shown
 from server.auth.metering import Meter
-from server.auth.rights import limits_of
 from server.observability.moments import iso
 from server.store.keys import SCOPES, ApiKey
 
@@ -58,6 +57,6 @@ async def read_own_key(request: Request) -> OwnKey:
 
 async def own_key(request: Request, key: ApiKey) -> OwnKey:
     meter: Meter = request.app.state.meter
-    limits = limits_of(key, request.app.state.engine.config.tiers)
+    limits = key.limits_in(request.app.state.engine.config.tiers)
     left = await meter.of(key.public_id, limits).left()
     return OwnKey.model_validate(asdict(key) | {"limits": limits, "left": left})

@@ -35,13 +35,12 @@ from engine.stream import (
     TranscriptionStream,
     fold,
 )
-from server.auth.rights import Limits, limits_of
 from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import Metrics
 from server.store.errors import StoreUnavailableError
-from server.store.keys import ApiKey
+from server.store.keys import ApiKey, Limits
 from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused
 from server.store.replicas import Replicas
 from server.store.usage import Usage, UsageBook
@@ -109,7 +108,7 @@ class KeyLimiter:
 
     def _count(self, change: int) -> None:
         self.running += change
-        self.meter.replicas.count(self.key, self.running)
+        self.meter.replicas.running[self.key] = self.running
 
     async def take_request(self, *, kept: float = 0.0) -> Level | None:
         """Take a request, and return how many are left. None: there is no limit. `kept`: see `Ask`."""
@@ -203,7 +202,7 @@ class MeteredEngine:
         *,
         background: bool = False,
     ) -> None:
-        self.limiter = meter.of(key.public_id, limits_of(key, engine.config.tiers))
+        self.limiter = meter.of(key.public_id, key.limits_in(engine.config.tiers))
         self.record = record
         self.kind = kind
         self.tier = key.tier

@@ -1,32 +1,15 @@
-"""The rights that a key may be given: its limits, and whether its scopes, its tier and its models exist.
+"""The rights that a key may be given: whether its scopes, its tier and its models exist.
 
 What a key's fields may hold in themselves is the store's to check.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import datetime
 
-from engine.config import Config, TierSpec
+from engine.config import Config
 from engine.config.messages import near_miss
 from server.store.errors import KeyFieldError
-from server.store.keys import LIMITS, SCOPES, ApiKey, KeyLimits
-
-
-@dataclass(frozen=True, slots=True)
-class Limits(KeyLimits):
-    """The limits that hold for a key; None is no limit."""
-
-    queue_share: float = 1.0
-
-
-def limits_of(key: ApiKey, tiers: Mapping[str, TierSpec]) -> Limits:
-    """Return the limits of the key's tier with those that the key has of its own."""
-    tier = tiers.get(key.tier)
-    if tier is None:  # it was taken out of models.yaml: no model is left to use either
-        return Limits()
-    own = {name: limit for name in LIMITS if (limit := getattr(key.limits, name)) is not None}
-    return Limits(**{name: getattr(tier, name) for name in LIMITS} | own, queue_share=tier.queue_share)
+from server.store.keys import SCOPES, ApiKey
 
 
 def working_admins(keys: Iterable[ApiKey], now: datetime) -> list[str]:

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from engine.config import Config, TierSpec, load_config
 from engine.errors import EngineError
 from server.api.admin.schema import Key
-from server.auth.rights import check_rights, check_scopes, limits_of, working_admins
+from server.auth.rights import check_rights, check_scopes, working_admins
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import MomentError, future, span
 from server.settings import Settings, load_settings
@@ -398,7 +398,7 @@ def _tiers(settings: Settings) -> Tiers | None:
 
 def _data(key: ApiKey, tiers: Tiers | None) -> Data:
     """Return the key as over HTTP, and its effective limits by name; there null is no limit."""
-    limits = None if tiers is None else limits_of(key, tiers)
+    limits = None if tiers is None else key.limits_in(tiers)
     effective = None if limits is None else {name: getattr(limits, name) for name in LIMITS}
     return Key.model_validate(key).model_dump() | {"effective_limits": effective}
 

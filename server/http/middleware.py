@@ -186,16 +186,15 @@ async def _key_of(scope: Scope) -> ApiKey | None:
     """Return the valid key of a request; None where none is needed and none counts. Raises `ApiError`."""
     if not needs_key(scope["method"], scope["path"]):
         return None
-    text, halves = _key_text(scope), halves_of(scope)
+    text = _key_text(scope)
+    halves = None if text else halves_of(scope)  # a key that is sent counts, whatever is sent beside it
     if not text and halves is None:
         if scope["method"] == "GET" and scope["path"] in VOICE_LISTS and scope["app"].state.settings.open_voice_list:
             return None
         raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
     try:
         state = scope["app"].state
-        key: ApiKey | None = await (
-            state.keys.authenticate(text) if text or halves is None else state.sessions.key_of(halves)
-        )
+        key: ApiKey | None = await (state.keys.authenticate(text) if halves is None else state.sessions.key_of(halves))
     except StoreUnavailableError as error:
         raise overloaded("Keys cannot be checked right now. Try again in a few seconds.") from error
     if key is None and not text:

@@ -1,7 +1,7 @@
 """API keys: their text and fields, and their rows, each change of which is written together with its audit entry.
 
-A key's text is `hk_<12 public id>_<43 secret><6 checksum>` in base62; only its SHA-256 is on disk. What a tier allows
-is decided by the caller. Requests go through `key_cache.py`.
+A key's text is `hk_<12 public id>_<43 secret><6 checksum>` in base62; only its SHA-256 is on disk. Requests go
+through `key_cache.py`.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import RowMapping, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from engine.config import TierSpec
 from server.store.audit import Actor, write_entry
 from server.store.database import Database
 from server.store.errors import KeyFieldError, KeyNotFoundError
@@ -56,6 +57,13 @@ LIMITS = tuple(field.name for field in fields(KeyLimits))
 
 
 @dataclass(frozen=True, slots=True)
+class Limits(KeyLimits):
+    """The limits that hold for a key, its tier's or its own; None is no limit."""
+
+    queue_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """What is known of a key, without its secret. Datetimes are UTC; `models` None means all of its tier."""
 
@@ -75,6 +83,14 @@ class ApiKey:
     def usable_at(self, now: datetime) -> bool:
         """Whether the key is neither revoked nor, at `now`, expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    def limits_in(self, tiers: Mapping[str, TierSpec]) -> Limits:
+        """Return the limits of the key's tier with those that the key has of its own."""
+        tier = tiers.get(self.tier)
+        if tier is None:  # it was taken out of models.yaml: no model is left to use either
+            return Limits()
+        own = {name: limit for name in LIMITS if (limit := getattr(self.limits, name)) is not None}
+        return Limits(**{name: getattr(tier, name) for name in LIMITS} | own, queue_share=tier.queue_share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Each server has a row, which it renews all the time. With SQLite there is one se
 
 import secrets
 from collections.abc import Mapping
+from typing import Self
 
 from sqlalchemy import delete, func, select
 
@@ -19,7 +20,8 @@ _FORGOTTEN_SECONDS = 3600.0
 class Replicas(WrittenLater):
     """The row of this server, and what the rows of the others say. Use as `async with`.
 
-    A key's requests elsewhere are known to within a second; those of a server that has died count for 5 s.
+    A key's requests elsewhere are known to within a second; those of a server that has died count for 5 s. `running`
+    says how many requests of each key run here; it is written by what counts them.
     """
 
     flush_every_seconds = 0.4  # written that late and read that late: twice of it, and two queries, are within a second
@@ -28,15 +30,11 @@ class Replicas(WrittenLater):
         self._database = database
         self._shared = database.kind == "postgresql"
         self._name = f"{name or 'server'}-{secrets.token_hex(4)}"[-64:]
-        self._running: dict[str, int] = {}
+        self.running: dict[str, int] = {}
         self._elsewhere: Mapping[str, int] = {}
 
-    def count(self, key: str, running: int) -> None:
-        """Note how many requests of a key run here."""
-        if running:
-            self._running[key] = running
-        else:
-            self._running.pop(key, None)
+    async def __aenter__(self) -> Self:
+        return await super().__aenter__() if self._shared else self
 
     def elsewhere(self, key: str) -> int:
         """Return how many requests of a key run on other servers."""
@@ -44,10 +42,8 @@ class Replicas(WrittenLater):
 
     async def flush(self) -> None:
         """Renew the row, and read those of the others."""
-        if not self._shared:
-            return
         now = func.extract("epoch", func.clock_timestamp())  # the database's clock: theirs may differ
-        row = {"renewed_at": now, "running": dict(self._running)}
+        row = {"renewed_at": now, "running": {key: number for key, number in self.running.items() if number}}
         mine = self._database.upsert(replica).values(id=self._name, **row)
         others = select(replica.c.running).where(replica.c.id != self._name, replica.c.renewed_at > now - _GONE_SECONDS)
         try:

@@ -15,8 +15,6 @@ import math
 import os
 import threading
 import time
-from bisect import bisect_left
-from collections import Counter as Count
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from PIL import Image
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from engine.admission import Admission, KvGroup, Room
 from engine.backends import Backend
@@ -452,6 +450,8 @@ def _start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from engine.backends.vllm.outputs import stat_logger_into
+
     stat_logger = None if launch.metrics is None else compat.apply("metrics", lambda: stat_logger_into(launch.metrics))
     with processes.changing_environment():
         with processes.CONFIG_LOCK:
@@ -510,51 +510,6 @@ def forget_capability(platform: Any) -> None:
         method: Any = getattr(vars(kind).get("get_device_capability"), "__func__", None)
         if hasattr(method, "cache_clear"):
             method.cache_clear()
-
-
-def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
-    """Return vLLM's logger of its own metrics, which writes into `registry` and ends with it.
-
-    By itself vLLM registers them for the whole process, and drops those of other engines when it does.
-    """
-    from vllm.v1.metrics.loggers import PrometheusStatLogger
-    from vllm.v1.metrics.perf import PerfMetricsProm
-    from vllm.v1.spec_decode.metrics import SpecDecodingProm
-
-    def ours(theirs: type[Any], **names: Any) -> type[Any]:
-        return type(theirs.__name__, (theirs,), names)
-
-    # Static: Python 3.14 binds a `partial` to the object, like a method
-    counter, gauge, histogram = (staticmethod(partial(each, registry=registry)) for each in (Counter, Gauge, Histogram))
-    logger = ours(
-        PrometheusStatLogger,
-        _gauge_cls=gauge,
-        _counter_cls=counter,
-        _histogram_cls=histogram,
-        _spec_decoding_cls=ours(SpecDecodingProm, _counter_cls=counter),
-        _perf_metrics_cls=ours(PerfMetricsProm, _counter_cls=counter),
-    )
-    if compat.fits("latencies"):
-        logger.record = _record_latencies_at_once(logger.record)
-    return logger
-
-
-def _record_latencies_at_once(record: Callable[..., None]) -> Callable[..., None]:
-    """Sort the times between tokens into their buckets step by step: token by token was a tenth of all API time."""
-
-    def recorded(
-        logger: Any, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
-        if iteration_stats is not None:
-            seconds, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
-            histogram = logger.histogram_inter_token_latency[engine_idx]
-            places = map(partial(bisect_left, histogram._upper_bounds), seconds)  # noqa: SLF001
-            for place, tokens in Count(places).items():
-                histogram._buckets[place].inc(tokens)  # noqa: SLF001
-            histogram._sum.inc(sum(seconds))  # noqa: SLF001
-        record(logger, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-
-    return recorded
 
 
 def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What comes back from vLLM: its outputs become the steps of a `TokenStream`, its exceptions our errors.
+"""What comes back from vLLM: outputs become steps of a `TokenStream`, exceptions our errors, counts metrics of ours.
 
 vLLM puts what a request brought into an object of ours, `Collector`, at the moment at which it has decoded it. For
 answers that are nothing but text, vLLM's two objects of forty fields per token are left out.
@@ -6,16 +6,21 @@ answers that are nothing but text, vLLM's two objects of forty fields per token 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter as Count
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.exceptions import GenerationError as VllmGenerationError
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import invalid_schema
 from engine.backends.vllm.request import PromptField, prompt_too_long
 from engine.backends.vllm.tool_calls import CallStream
@@ -341,3 +346,48 @@ def _finish(delta: ChatDelta, reason: str, stop_reason: int | str | None) -> Non
 
 def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
     return TokenLogprob(entry.token, entry.logprob, None if entry.bytes is None else tuple(entry.bytes), top)
+
+
+def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
+    """Return vLLM's logger of its own metrics, which writes into `registry` and ends with it.
+
+    By itself vLLM registers them for the whole process, and drops those of other engines when it does.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+    from vllm.v1.metrics.perf import PerfMetricsProm
+    from vllm.v1.spec_decode.metrics import SpecDecodingProm
+
+    def ours(theirs: type[Any], **names: Any) -> type[Any]:
+        return type(theirs.__name__, (theirs,), names)
+
+    # Static: Python 3.14 binds a `partial` to the object, like a method
+    counter, gauge, histogram = (staticmethod(partial(each, registry=registry)) for each in (Counter, Gauge, Histogram))
+    logger = ours(
+        PrometheusStatLogger,
+        _gauge_cls=gauge,
+        _counter_cls=counter,
+        _histogram_cls=histogram,
+        _spec_decoding_cls=ours(SpecDecodingProm, _counter_cls=counter),
+        _perf_metrics_cls=ours(PerfMetricsProm, _counter_cls=counter),
+    )
+    if compat.fits("latencies"):
+        logger.record = _record_latencies_at_once(logger.record)
+    return logger
+
+
+def _record_latencies_at_once(record: Callable[..., None]) -> Callable[..., None]:
+    """Sort the times between tokens into their buckets step by step: token by token was a tenth of all API time."""
+
+    def recorded(
+        logger: Any, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if iteration_stats is not None:
+            seconds, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
+            histogram = logger.histogram_inter_token_latency[engine_idx]
+            places = map(partial(bisect_left, histogram._upper_bounds), seconds)  # noqa: SLF001
+            for place, tokens in Count(places).items():
+                histogram._buckets[place].inc(tokens)  # noqa: SLF001
+            histogram._sum.inc(sum(seconds))  # noqa: SLF001
+        record(logger, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+
+    return recorded

@@ -9,7 +9,6 @@ from store_parts import quota_used
 
 from engine import load_config
 from server.auth.metering import KeyLimiter, Meter
-from server.auth.rights import limits_of
 from server.errors import ApiError
 from server.observability.metrics import Metrics
 from server.store.database import Database
@@ -32,7 +31,7 @@ def of(meter: Meter, tier: str = next(iter(CONFIG.tiers)), **limits: int) -> Key
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         limits=KeyLimits(**limits),
     )
-    return meter.of(key.public_id, limits_of(key, CONFIG.tiers))
+    return meter.of(key.public_id, key.limits_in(CONFIG.tiers))
 
 
 @pytest.fixture

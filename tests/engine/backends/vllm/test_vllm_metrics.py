@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from engine.backends.vllm.engine import stat_logger_into
+from engine.backends.vllm.outputs import stat_logger_into
 from engine.demo import weights_dir
 
 LATENCIES = "vllm:inter_token_latency_seconds_count"
