@@ -29,7 +29,6 @@ from engine.admission import Admission, KvGroup, Room
 from engine.backends import Backend
 from engine.backends.vllm import compat, processes
 from engine.backends.vllm.adapters import Adapters
-from engine.backends.vllm.plugin import register_kernels
 from engine.config import AuxiliaryModelSpec, ChatModelSpec
 from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
@@ -533,6 +532,8 @@ def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         cache_gib = cache_gib or processes.CPU_CACHE_GIB
+        from engine.backends.vllm.plugin import register_kernels
+
         kernels = None if launch.compiled else compat.apply("cpu kernels", register_kernels)
         if kernels is not None:
             arguments["ir_op_priority"] = kernels

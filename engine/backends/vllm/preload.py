@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 
-from engine.backends.vllm import compat, plugin
+from engine.backends.vllm import compat
 from engine.backends.vllm.processes import become_fork_server
 
 become_fork_server()
@@ -27,7 +27,7 @@ for _name in (
 ):
     with contextlib.suppress(ImportError):  # moved in another vLLM: the engine imports it itself, a little later
         importlib.import_module(_name)
-for _patch in plugin.patches():
+for _patch in importlib.import_module("engine.backends.vllm.plugin").patches():
     compat.fits(_patch)  # checked once for all engines: it reads vLLM's sources
 # Frozen: an engine that looked through them would copy every page that it shares with this process. The little
 # garbage among them is left on purpose.

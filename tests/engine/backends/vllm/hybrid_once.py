@@ -61,7 +61,7 @@ async def main(folder: Path) -> None:
         asked = ChatRequest(request_id="a", model=MODEL, messages=[{"role": "user", "content": "?"}], max_tokens=6)
         answers = [engine.chat(replace(asked, request_id=str(at), ignore_eos=True), TokenStream()) for at in range(20)]
         tokens = [(await fold(await each)).usage.completion_tokens for each in answers]
-        room = engine._chat_backend(MODEL)[0].admission._room
+        room = engine._chat_backend(MODEL, MODEL)[0].admission._room
         groups = [[group.block_tokens, group.most_blocks] for group in room.kv_groups]
         sys.stdout.write(json.dumps({"tokens": tokens, "room": room.kv_room, "groups": groups}) + "\n")
     finally:

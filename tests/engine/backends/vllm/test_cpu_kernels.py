@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.backends.vllm import kernels, processes
+from engine.backends.vllm import plugin, processes
 from engine.backends.vllm.engine import Launch, engine_arguments
 from engine.config import ChatModelSpec, load_config
 from engine.demo import weights_dir
@@ -26,9 +26,8 @@ def ops() -> Iterator[Any]:
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.ir.op import enable_torch_wrap
 
-    kernels.register()
-    kernels.register()
-    asked = {name: [*names, "native"] for name, names in kernels.PRIORITY.items()}
+    plugin.register_kernels()
+    asked = {name: [*names, "native"] for name, names in plugin.register_kernels().items()}
     with enable_torch_wrap(False), IrOpPriorityConfig.with_default(["native"], **asked).set_priority():  # noqa: FBT003
         yield ir.ops
 
