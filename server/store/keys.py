@@ -14,16 +14,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import RowMapping, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.config import TierSpec
 from server.store.audit import Actor, write_entry
 from server.store.database import Database
 from server.store.errors import KeyFieldError, KeyNotFoundError
 from server.store.schema import api_key, utc_now
+
+if TYPE_CHECKING:
+    from engine.config import TierSpec
 
 DEFAULT_SCOPES = ("chat", "batch", "embeddings", "images", "audio", "models")
 SCOPES = (*DEFAULT_SCOPES, "metrics", "admin")  # these two show or change what concerns everybody
@@ -84,7 +86,7 @@ class ApiKey:
         """Whether the key is neither revoked nor, at `now`, expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
-    def limits_in(self, tiers: Mapping[str, TierSpec]) -> Limits:
+    def limits_in(self, tiers: "Mapping[str, TierSpec]") -> Limits:
         """Return the limits of the key's tier with those that the key has of its own."""
         tier = tiers.get(self.tier)
         if tier is None:  # it was taken out of models.yaml: no model is left to use either

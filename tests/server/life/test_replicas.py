@@ -114,22 +114,25 @@ async def test_an_engine_is_no_model_of_its_own(client: httpx2.AsyncClient):
 async def test_one_goes_on_while_the_other_is_killed_and_comes_back(
     twins: Server, client: httpx2.AsyncClient, killed: int
 ):
-    state = model(twins)
-    restarts = state["restarts"]
-    streams = [asyncio.create_task(stream(client)) for _ in range(12)]
-    await until(twins, lambda engines: all(one["running"] for one in engines))
-    psutil.Process(state["engines"][killed]["pids"][0]).kill()
+    engine = model(twins)["engines"][killed]
+    process = psutil.Process(engine["pids"][0])
+    process.suspend()  # its answers would be complete before those of the other can be seen to be
+    begun = [asyncio.Event() for _ in range(12)]  # more than one engine gets before the other has its share
+    streams = [asyncio.create_task(stream(client, each)) for each in begun]
+    await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+    process.resume()
+    await asyncio.gather(*(each.wait() for each in begun))
+    process.kill()
     ends = await asyncio.gather(*streams)
     assert {*ends} == {"engine_unavailable", "length"}  # those of the other engine were answered to their end
     for _ in range(5):  # whatever engine this key had
         await answers(client, 4)
     assert (await client.get("/health/ready")).json()["models"]["service-plus"]["status"] == "ready"
-    await until(twins, are_ready)
-    assert model(twins)["restarts"] == restarts + 1
+    await until(twins, lambda engines: engines[killed]["restarts"] == engine["restarts"] + 1 and are_ready(engines))
 
 
-async def stream(client: httpx2.AsyncClient) -> str:
-    """Return how a long answer ended: its finish_reason, or the code of the error."""
+async def stream(client: httpx2.AsyncClient, begun: asyncio.Event) -> str:
+    """Return how a long answer ended: its finish_reason, or the code of the error. Its first line goes into `begun`."""
     body = {
         "model": "service-plus",
         "messages": [{"role": "user", "content": "Count from one to fifty."}],
@@ -140,6 +143,7 @@ async def stream(client: httpx2.AsyncClient) -> str:
     end = ""
     async with client.stream("POST", CHAT, json=body) as response:
         async for line in response.aiter_lines():
+            begun.set()
             if line.startswith("data: {"):
                 event = json.loads(line[6:])
                 end = event["error"]["code"] if "error" in event else event["choices"][0]["finish_reason"] or end
