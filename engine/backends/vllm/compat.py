@@ -46,6 +46,7 @@ _settings = _Patch("settings", "optional", "vLLM reads its environment for each 
 _amx = _Patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
 _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
 _newcomers = _Patch("newcomers", "optional", "While the KV cache is full, a newcomer may wait for seconds.")
+_shared = _Patch("shared steps", "optional", "A short question waits until a long prompt before it has been read.")
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
 _cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
@@ -163,6 +164,14 @@ NAMES: tuple[ForeignName, ...] = (
     _newcomers(f"{_SCHEDULER}._preempt_request", "preempts it", "request timestamp"),
     _newcomers("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped"),
     _newcomers("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
+    _shared(f"{_SCHEDULER}.schedule", "wrapped"),
+    _shared(f"{_SCHEDULER}.running", "what is being read"),
+    _shared(f"{_SCHEDULER}.waiting", "who is next"),
+    _shared(f"{_SCHEDULER}.max_num_running_reqs", "whether there is a place"),
+    _shared(f"{_SCHEDULER}.max_num_scheduled_tokens", "what a step has"),
+    _shared(f"{_SCHEDULER}.scheduler_config", "what one prompt may have of it, for one step"),
+    _shared("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
+    _shared("vllm.v1.request.Request.is_prefill_chunk", "whether its prompt has been read"),
     _seeds(f"{_RUNNER}.sample_tokens", "wrapped", "grammar_output"),
     _seeds(f"{_RUNNER}.input_batch", "the requests of a step"),
     _seeds(f"{_RUNNER}.discard_request_mask", "whose token is thrown away"),

@@ -84,6 +84,7 @@ def patches() -> dict[str, Callable[[], None]]:
         "amx": _init_amx,
         "grammar threads": partial(_wrap, f"{manager}.__init__", _add_grammar_threads),
         "newcomers": _preempt_for_newcomers,
+        "shared steps": partial(_wrap, "vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_beside_prompts),
     }
     if runs_on_cpu():
         found |= {
@@ -147,6 +148,27 @@ def _schedule_with_blocks_for_newcomers(schedule: Callable[..., Any], scheduler:
             scheduler.running.remove(last)
             scheduler._preempt_request(last, time.monotonic())  # noqa: SLF001  # no public name for it
     return schedule(scheduler, *rest, **named)
+
+
+def _schedule_beside_prompts(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
+    """A short question waited for seconds, until a long prompt that came before it was read to its end.
+
+    vLLM (0.32) gives a step to its requests in the order in which they began. Here answers have their tokens first.
+    Prompts have the rest, in equal shares while somebody waits who is not behind all of them, who gets one, too.
+    """
+    reading = [request for request in scheduler.running if request.is_prefill_chunk]
+    if not reading:
+        return schedule(scheduler, *rest, **named)
+    scheduler.running.sort(key=lambda request: request.is_prefill_chunk)
+    alone = not scheduler.waiting or len(scheduler.running) >= scheduler.max_num_running_reqs
+    if alone or scheduler.waiting.peek_request().priority > max(request.priority for request in reading):
+        return schedule(scheduler, *rest, **named)
+    limits, left = scheduler.scheduler_config, scheduler.max_num_scheduled_tokens - len(scheduler.running)
+    before, limits.long_prefill_token_threshold = limits.long_prefill_token_threshold, left // (len(reading) + 1) or 1
+    try:
+        return schedule(scheduler, *rest, **named)
+    finally:
+        limits.long_prefill_token_threshold = before
 
 
 def _sample_discarded_tokens_unseeded(sample: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Who gets blocks of a full KV cache: vLLM's own scheduler, with our patch and without. No model is run."""
+"""Who gets blocks of a full KV cache, and tokens of a step: vLLM's own scheduler, with our patches and without.
+
+No model is run.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -30,18 +33,24 @@ MOST = 8  # blocks that are given out
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patch, undone at the end."""
+    """The patches, undone at the end."""
     monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
     monkeypatch.setattr(KVCacheManager, "allocate_slots", KVCacheManager.allocate_slots)
-    plugin.patches()["newcomers"]()
+    for name in ("newcomers", "shared steps"):
+        plugin.patches()[name]()
 
 
 @pytest.fixture
 def scheduler() -> Scheduler:
+    return made(blocks=MOST)
+
+
+def made(blocks: int, step: int = 256) -> Scheduler:
+    """`step`: tokens."""
     model = ModelConfig(model=str(DEMO), dtype="float32")
     limits = SchedulerConfig(
         max_num_seqs=16,
-        max_num_batched_tokens=256,
+        max_num_batched_tokens=step,
         max_model_len=256,
         is_encoder_decoder=False,
         policy="priority",
@@ -49,11 +58,10 @@ def scheduler() -> Scheduler:
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
     config = VllmConfig(model_config=model, scheduler_config=limits, cache_config=cache)
     layers = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    blocks = KVCacheConfig(
-        num_blocks=MOST + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], layers)]
-    )
-    cache.num_gpu_blocks = MOST + 1
-    return Scheduler(config, blocks, StructuredOutputManager(config), block_size=BLOCK)
+    groups = [KVCacheGroupSpec(["layer"], layers)]
+    given = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+    cache.num_gpu_blocks = blocks + 1
+    return Scheduler(config, given, StructuredOutputManager(config), block_size=BLOCK)
 
 
 def ask(scheduler: Scheduler, name: str, ahead: int, prompt: int = 4) -> Request:
@@ -121,3 +129,42 @@ def test_only_who_has_less_than_half_as_many_gets_them(scheduler, ahead, gets_th
         step(scheduler)
     assert (other.status == RequestStatus.RUNNING) == gets_them
     assert (flood[-1].status == RequestStatus.PREEMPTED) == gets_them
+
+
+def read_together(prompts: int) -> tuple[Scheduler, list[Request]]:
+    """Prompts of 200 tokens that are begun, in steps of 32 tokens."""
+    scheduler = made(blocks=100, step=32)
+    long = []
+    for number in range(prompts):
+        long.append(ask(scheduler, f"long {number}", 0, prompt=200))
+        step(scheduler)
+    return scheduler, long
+
+
+def test_without_the_patch_a_short_question_waits_for_a_long_prompt():
+    scheduler, (long,) = read_together(1)
+    short = ask(scheduler, "short", 0)
+    assert steps_until(lambda: short.num_output_tokens > 0, scheduler) == 6
+    assert long.num_output_tokens > 0
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize("prompts", [1, 2, 5])
+def test_a_short_question_is_read_in_the_next_step_beside_long_prompts(prompts):
+    scheduler, long = read_together(prompts)
+    short = ask(scheduler, "short", 0)
+    before = [one.num_computed_tokens for one in long]
+    step(scheduler)
+    assert short.num_output_tokens == 1
+    assert all(one.num_computed_tokens > were for one, were in zip(long, before, strict=True))
+    before = sum(one.num_computed_tokens for one in long)
+    step(scheduler)  # nobody waits: all of it is for the prompts again
+    assert sum(one.num_computed_tokens for one in long) - before == 31
+
+
+@pytest.mark.usefixtures("patched")
+def test_who_comes_after_all_that_are_read_takes_nothing_from_them():
+    scheduler, (long,) = read_together(1)
+    later = ask(scheduler, "later", 3)
+    step(scheduler)
+    assert (long.num_computed_tokens, later.num_computed_tokens) == (64, 0)
