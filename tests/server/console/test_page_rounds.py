@@ -240,7 +240,7 @@ def test_a_chat_in_the_page_costs_the_server_no_more_than_one_by_curl(
 
     Both are sent by curl: a browser that draws on the same cores makes everything on them slower.
     """
-    turns, talks = 24, 6
+    turns, talks = 60, 11  # turns differ by half: 24 of them by a tenth
     with opened(browser, server) as one:
         one.sign_in(key)
         asked: list[Any] = []
