@@ -27,8 +27,7 @@ _BODY_SECONDS = 300.0  # for all of it
 _PARSED_AT_A_TIME = 2  # of large bodies
 _INT64 = range(-(2**63), 2**63)
 _PLACE = re.compile(r" at line \d+ column \d+$")  # of the parser's message
-# Only a text with one of these can hold a number out of range; most bodies need no second look.
-_BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 # A client that is cut off while it still sends never reads the answer: take what is under way, within reason.
 _DRAIN_BYTES = 64 * 2**20
 
@@ -185,9 +184,15 @@ def parse_strict_json(body: bytes) -> Any:
     if parts > _MOST_PARTS:  # it would hold the event loop while it is checked part by part
         sentence = f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests."
         raise ApiError(413, "request_too_large", sentence)
-    if parts > _MAX_DEPTH or _BIG_NUMBER.search(body):
+    if parts > _MAX_DEPTH or _may_hold_big_numbers(body):
         _check_values(value)
     return value
+
+
+def _may_hold_big_numbers(body: bytes) -> bool:
+    """Whether there are 19 digits in a row, or three in an exponent. A pattern takes ten times as long for a text."""
+    shape = body.translate(_DIGITS, b"+")
+    return b"0" * 19 in shape or b"e000" in shape
 
 
 def _check_values(value: Any) -> None:
