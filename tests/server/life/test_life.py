@@ -87,12 +87,20 @@ def ready(server: Server) -> dict[str, Any]:
     return {"code": answer.status_code, **answer.json()}
 
 
-def running(server: Server) -> float:
-    """HTTP requests being answered, this one included; up to a second old."""
+def asked_as_admin(server: Server, path: str) -> httpx2.Response:
     assert server.admin_key is not None
     headers = {"Authorization": f"Bearer {server.admin_key.text}"}
-    page = httpx2.get(f"{server.root_url}/metrics", headers=headers, timeout=10).text
-    return Page(page).value("hearth_requests_running")
+    return httpx2.get(f"{server.root_url}{path}", headers=headers, timeout=10)
+
+
+def status(server: Server) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = asked_as_admin(server, "/v1/admin/status").json()["models"]
+    return models
+
+
+def running(server: Server) -> float:
+    """HTTP requests being answered, this one included; up to a second old."""
+    return Page(asked_as_admin(server, "/metrics").text).value("hearth_requests_running")
 
 
 @pytest.mark.parametrize(("model", "prompt"), [("service-plus", "A"), ("service-pro", "A B C")])
@@ -114,17 +122,19 @@ async def test_the_first_request_is_answered_however_short_because_a_warm_up_cam
 
 async def test_killed_engine_ends_its_streams_and_comes_back_while_the_other_model_goes_on(own_server: Server) -> None:
     async with client_of(own_server) as client:
-        # Which process is whose: only the killed model's streams end.
-        victim = engine_processes(own_server)[0]
-        streams = {model: [Stream(client, model) for _ in range(3)] for model in ("service-plus", "service-pro")}
-        await asyncio.gather(*(stream.started.wait() for group in streams.values() for stream in group))
+        killed, spared = "service-plus", "service-pro"
+        engines = {model["id"]: psutil.Process(model["pids"][0]) for model in status(own_server)}
+        streams = {model: [Stream(client, model) for _ in range(3)] for model in (killed, spared)}
+        for model, group in streams.items():
+            await asyncio.gather(*(stream.started.wait() for stream in group))
+            engines[model].suspend()  # none of its streams ends before the kill
 
         killed_at = time.monotonic()
-        victim.kill()
+        engines[spared].resume()
+        engines[killed].kill()
         await async_poll_until(lambda: ready(own_server)["code"] == 503, 2)
         states = ready(own_server)["models"]
-        killed = next(model for model, state in states.items() if state["restarts"] == 1)
-        spared = next(model for model in states if model != killed)
+        assert {model: state["restarts"] for model, state in states.items()} == {killed: 1, spared: 0}
 
         outcomes = await asyncio.gather(*(stream.task for stream in streams[killed]))
         assert time.monotonic() - killed_at < 5
