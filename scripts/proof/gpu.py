@@ -127,20 +127,11 @@ class Proving:
         return found
 
     async def _probe(self) -> dict[str, Any]:
-        """Measure in a process of its own, which leaves nothing on the GPU."""
         devices: list[int | None] = [gpu.index for gpu in self.hardware.gpus]
         for device in devices or [None]:
             name, size = "cpu" if device is None else "cuda:0", _PROBE_BYTES[self.on_gpu]
             seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, str(ROOT / "scripts" / "proof" / "limit.py"), name, str(size)),
-                env={**os.environ, **seen},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            said, problem = await process.communicate()
-            if process.returncode != 0:
-                raise BenchError(problem.decode(errors="replace")[-400:])
+            said = await _program("limit.py", name, str(size), **seen)
             self.bytes_per_second[device] = float(said)
         return {f"device {name}": f"{value / 1e9:.0f} GB/s" for name, value in self.bytes_per_second.items()}
 
@@ -183,7 +174,6 @@ class Proving:
 
     async def _random_images(self, placed: Placed, folder: Path) -> dict[str, Any]:
         from proof.random_chat import complete
-        from proof.random_images import write
 
         variant = placed.variant
         assert variant is not None and variant.profile  # noqa: S101, PT018  # asked before
@@ -191,7 +181,8 @@ class Proving:
         free = shutil.disk_usage(folder.parent).free
         if self.on_gpu and free < variant.weights_gib * 1.1 * GIB:
             raise Skipped(f"{variant.weights_gib:.0f} GiB are needed in {folder.parent}, and {free / GIB:.0f} are free")
-        await asyncio.to_thread(write, variant.profile, folder, small=not self.on_gpu)
+        small = () if self.on_gpu else ("--small",)
+        await _program("random_images.py", variant.profile, str(folder), *small)
         await asyncio.to_thread(complete, variant, folder)
         return {"shape": variant.profile}
 
@@ -347,6 +338,20 @@ class Proving:
         if over:
             raise BenchError(f"more than planned: {'; '.join(f'{name} {found[name]}' for name in over)}")
         return found
+
+
+async def _program(name: str, *arguments: str, **environment: str) -> bytes:
+    """Run a script of this folder in a process of its own, which leaves nothing on the GPU; return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(ROOT / "scripts" / "proof" / name), *arguments),
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    said, problem = await process.communicate()
+    if process.returncode != 0:
+        raise BenchError(problem.decode(errors="replace")[-400:])
+    return said
 
 
 def _in_words(placed: Placed) -> str:

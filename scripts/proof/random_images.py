@@ -1,10 +1,12 @@
 """Image pipelines that were never trained, of the shapes of the shipped variants, or small ones of the same parts.
 
-Needs torch, diffusers and transformers, and nothing of Hearth.
+Needs torch, diffusers and transformers, and nothing of Hearth. As a program it leaves nothing on the GPU:
+`random_images.py PROFILE FOLDER [--small]`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,3 +260,7 @@ def _qwen3(kind: Any, *, small: bool, layers: int) -> Any:
         shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2}
         shape |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 320}
     return kind(transformers.Qwen3Config(max_position_embeddings=1024 if small else 40_960, **shape))
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]), small="--small" in sys.argv)
