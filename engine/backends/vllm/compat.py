@@ -46,6 +46,7 @@ _settings = _Patch("settings", "optional", "vLLM reads its environment for each 
 _amx = _Patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
 _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
 _newcomers = _Patch("newcomers", "optional", "While the KV cache is full, a newcomer may wait for seconds.")
+_phases = _Patch("phases", "optional", "The start of a large model shows one phase for minutes.")
 _shared = _Patch("shared steps", "optional", "A short question waits until a long prompt before it has been read.")
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
 _cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
@@ -164,6 +165,13 @@ NAMES: tuple[ForeignName, ...] = (
     _newcomers(f"{_SCHEDULER}._preempt_request", "preempts it", "request timestamp"),
     _newcomers("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped"),
     _newcomers("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
+    _phases("vllm.v1.executor.abstract.Executor.__init__", "wrapped: weights are read", "vllm_config"),
+    _phases(
+        "vllm.v1.engine.core.EngineCore._initialize_kv_caches",
+        "wrapped: a model is compiled and measured",
+        "vllm_config",
+    ),
+    _phases("vllm.v1.executor.abstract.Executor.compile_or_warm_up_model", "wrapped: it is tried out", ""),
     _shared(f"{_SCHEDULER}.schedule", "wrapped"),
     _shared(f"{_SCHEDULER}.running", "what is being read"),
     _shared(f"{_SCHEDULER}.waiting", "who is next"),

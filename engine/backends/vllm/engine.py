@@ -463,13 +463,14 @@ def _start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]
             processes.start_own_processes()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
         processes.job.may_compile = not launch.only_kept_code
-        return AsyncLLM.from_vllm_config(
-            vllm_config=config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            enable_log_requests=False,
-            disable_log_stats=stat_logger is None,
-            stat_loggers=None if stat_logger is None else [stat_logger],
-        )
+        with processes.phases_shown(launch.report):
+            return AsyncLLM.from_vllm_config(
+                vllm_config=config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                enable_log_requests=False,
+                disable_log_stats=stat_logger is None,
+                stat_loggers=None if stat_logger is None else [stat_logger],
+            )
 
 
 def _check_known(spec: ChatModelSpec, arguments: Any) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.admission import SEQUENCE
 from engine.backends.vllm.compat import apply
 from engine.backends.vllm.grammars import ENGINE_THREADS
-from engine.backends.vllm.processes import runs_on_cpu, tie_to_parent
+from engine.backends.vllm.processes import end_phases, runs_on_cpu, tell_phase, tie_to_parent
 
 # Python's own are 700, 10, 10, which a step of 128 requests passes several times: a twentieth of an engine's time.
 _GC_THRESHOLDS = (20_000, 20, 20)
@@ -84,6 +84,7 @@ def patches() -> dict[str, Callable[[], None]]:
         "amx": _init_amx,
         "grammar threads": partial(_wrap, f"{manager}.__init__", _add_grammar_threads),
         "newcomers": _preempt_for_newcomers,
+        "phases": _tell_phases,
         "shared steps": partial(_wrap, "vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_beside_prompts),
     }
     if runs_on_cpu():
@@ -120,6 +121,36 @@ def _add_grammar_threads(construct: Callable[..., None], manager: Any, *argument
     if hasattr(manager, "executor"):
         manager.executor.shutdown()  # idle still
         manager.executor = ThreadPoolExecutor(ENGINE_THREADS)
+
+
+def _tell_phases() -> None:
+    """For minutes, while a large model was read, compiled and tried out, a start did not say what it did."""
+    executor = "vllm.v1.executor.abstract.Executor"
+    _wrap(f"{executor}.__init__", _read_weights)
+    _wrap("vllm.v1.engine.core.EngineCore._initialize_kv_caches", _make_cache)
+    _wrap(f"{executor}.compile_or_warm_up_model", _warm_up)
+
+
+def _read_weights(construct: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    tell_phase("reading the weights", 0.55)
+    construct(*arguments, **named)
+
+
+def _make_cache(initialize: Callable[..., Any], core: Any, config: Any) -> Any:
+    # On a GPU a model is compiled while it is tried out
+    eager = config.model_config.enforce_eager or runs_on_cpu()
+    tell_phase("measuring the memory that it needs" if eager else "compiling it, and measuring its memory", 0.7)
+    return initialize(core, config)
+
+
+def _warm_up(warm_up: Callable[..., Any], executor: Any) -> Any:
+    eager = executor.vllm_config.model_config.enforce_eager
+    tell_phase(
+        "warming up" if eager else "compiling, and warming up" if runs_on_cpu() else "capturing CUDA graphs", 0.85
+    )
+    warmed_up = warm_up(executor)
+    end_phases()
+    return warmed_up
 
 
 def _preempt_for_newcomers() -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -55,6 +56,7 @@ _PASSING = re.compile(r"(?i)memory|cuda|nccl|device|driver|time[d ]*out|connect|
 _NO_ROOM = re.compile(r"max seq len|No available memory for the cache")
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (?:Value error, )?| \[type=\w+,.*$")
 _PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+([^\s/'\"]*)")
+_phases: Connection | None = None  # of an engine's process: where it says what it does
 _fork_server_pid: int | None = None  # in the fork server and in the engines that it has forked
 _starts: list[None] = []  # one for each engine that is starting at this moment, on any thread
 
@@ -212,6 +214,8 @@ class _Job(threading.local):
     """False: an engine without kept code fails instead."""
     failure: Path | None = None
     """Where a process that is started leaves the exception that ended it."""
+    phases: Connection | None = None
+    """Where it says what it does (`tell_phase`)."""
 
 
 job = _Job()
@@ -221,12 +225,14 @@ class _Tied:
     """Mixed in before a process: it ends with the server, and the starter of its thread's job learns of it."""
 
     def start(self) -> None:
-        self.may_compile, self.failure = job.may_compile, job.failure
+        self.may_compile, self.failure, self.phases = job.may_compile, job.failure, job.phases
         super().start()  # type: ignore[misc]
         if job.on_start is not None:
             job.on_start(cast("BaseProcess", self))
 
     def run(self) -> None:
+        global _phases  # noqa: PLW0603  # of a process
+        _phases = self.phases
         # Not left to the plugin: before vLLM loads that, it may wait minutes for a server that has ended.
         tie_to_parent()
         if not self.may_compile:
@@ -238,6 +244,37 @@ class _Tied:
                 with contextlib.suppress(OSError):
                     self.failure.write_bytes(msgspec.json.encode(cause_of(error)))
             raise
+
+
+@contextmanager
+def phases_shown(report: Callable[[str, float], None]) -> Iterator[None]:
+    """Have what the processes that start in the block tell of themselves reported, on another thread."""
+    receiving, job.phases = multiprocessing.Pipe(duplex=False)
+
+    def pass_on() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                report(*receiving.recv())
+
+    threading.Thread(target=pass_on, name="phases", daemon=True).start()
+    try:
+        yield
+    finally:
+        job.phases.close()
+        job.phases = None
+
+
+def tell_phase(phase: str, progress: float) -> None:
+    """Of a process of an engine that starts: have the server show what it does now."""
+    if _phases is not None:
+        with contextlib.suppress(OSError):
+            _phases.send((phase, progress))
+
+
+def end_phases() -> None:
+    """The engine has started: nothing more is told."""
+    if _phases is not None:
+        _phases.close()
 
 
 class Cause(msgspec.Struct, frozen=True):

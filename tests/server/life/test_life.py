@@ -271,7 +271,7 @@ async def test_sigterm_while_models_load_ends_within_seconds(tmp_path: Path) -> 
         assert refusal.status_code == 503
         assert refusal.json()["error"]["code"] == "model_loading"
         assert int(refusal.headers["retry-after"]) > 0
-        server.wait_for_line("starting the engine process")
+        server.wait_for_line("reading the weights")
         family = psutil.Process(server.pid).children(recursive=True)
         began = time.monotonic()
         assert server.stop() == 0

@@ -25,6 +25,7 @@ RENAMED = {
     "settings": "enable_envs_cache",
     "grammar threads": "StructuredOutputManager",
     "newcomers": "_preempt_request",
+    "phases": "compile_or_warm_up_model",
     "shared steps": "is_prefill_chunk",
     "seeds": "discard_request_mask",
     "cache at start": "initialize_kv_cache_tensors",
