@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from engine.config import Config, load_config  # noqa: E402  # the checkout comes first
-from engine.placement.hardware import GIB, Prefer, imagined  # noqa: E402
+from engine.placement.hardware import Prefer, imagined  # noqa: E402
 from engine.placement.plan import plan  # noqa: E402
 from engine.placement.types import Plan  # noqa: E402
 
@@ -28,7 +28,7 @@ MACHINES = ("1x8", "1x12", "1x16", "1x24", "1x32", "1x48", "1x80", "1x141", "2x2
 CHAT_TOKENS = 4096
 # Of people who chat, one in so many waits for an answer at any moment.
 PEOPLE_PER_CHAT = 10
-_HEAD = ("GPUs", "`service-plus`", "`service-pro`", "`service-image`", "short chats at once", "people", "GiB idle")
+_HEAD = ("GPUs", "`service-plus`", "`service-pro`", "`service-image`", "short chats at once", "people")
 
 
 def page(text: str, config: Config) -> str:
@@ -54,18 +54,17 @@ def _row(config: Config, shape: str, prefer: Prefer) -> tuple[str, ...]:
     count, size = shape.split("x")
     placed = {one.id: one for one in found.models}
     plus, pro, image = (placed[name] for name in ("service-plus", "service-pro", "service-image"))
-    idle = sum(use.device.budget_bytes - use.used_bytes for use in found.devices if use.device.index is not None)
     chats = [_short_chats(one) for one in (plus, pro)]
     people = min(chats) * PEOPLE_PER_CHAT if "swapped" in {plus.state, pro.state} else sum(chats) * PEOPLE_PER_CHAT
     cells = (f"{count}x{size}GiB", _model(plus), _model(pro), _model(image))
-    return (*cells, " + ".join(map(str, chats)), str(people), f"{idle / GIB:.1f}")
+    return (*cells, " + ".join(map(str, chats)), str(people))
 
 
 def _model(one: Placed) -> str:
     name = one.variant.id if one.variant else "the demo"
     context = f", {one.context_length // 1024}k" if one.context_length else ""
     engines = f", {len(one.replicas) + 1} engines" if one.replicas else ""
-    return f"{name}{context}{engines}{', in turns' if one.state == 'swapped' else ''}"
+    return f"{name}{context}{engines}{'*' if one.state == 'swapped' else ''}"
 
 
 def _short_chats(one: Placed) -> int:
