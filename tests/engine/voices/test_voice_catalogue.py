@@ -259,19 +259,16 @@ def test_the_docs_name_every_key_of_voices_yaml():
 
 def test_the_examples_of_the_docs_are_read_as_written(tmp_path: Path):
     examples = re.findall(r"```yaml\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
-    mms, own, amy, many, kokoros, omni, card = examples
-    put(vits(tmp_path, "mms"), "voices.yaml", mms)
-    put(vits(tmp_path, "own", speakers=2), "voices.yaml", own.replace("almaz", "almaz-2"))
-    put(piper(tmp_path, "piper-amy", "en_US-amy-medium"), "voices.yaml", amy)
+    own, many, kokoros, omni = examples
+    put(vits(tmp_path, "own", speakers=2), "voices.yaml", own)
     names = {f"p{number + 225}": number for number in range(9)}
     put(piper(tmp_path, "vctk", "en_GB-vctk-medium", num_speakers=9, speaker_id_map=names), "voices.yaml", many)
     put(kokoro(tmp_path, "kokoro", "af_heart.safetensors", "am_michael.safetensors"), "voices.yaml", kokoros)
     put(tmp_path / "omnivoice", "config.json", {"model_type": "omnivoice"})
-    put(tmp_path / "omnivoice", "voices.yaml", omni.replace("almaz", "almaz-3"))
-    put(vits(tmp_path, "card", None), "README.md", card)
+    put(tmp_path / "omnivoice", "voices.yaml", omni.replace("almaz", "almaz-2"))
     catalogue = read(tmp_path)
     assert set(ids(catalogue)) == {
-        *("almaz", "almaz-2", "kebede", "amy", "piper-en-gb-vctk-medium-p225", "colin"),
-        *("kokoro-af-heart", "michael", "chaltu", "almaz-3"),
+        *("almaz", "almaz-2", "kebede", "piper-en-gb-vctk-medium-p225", "colin"),
+        *("kokoro-af-heart", "michael"),
     }
     assert all("cannot speak" in warning.message for warning in catalogue.warnings)
