@@ -75,7 +75,7 @@ def run(  # noqa: PLR0913  # one argument per option
     *,
     output: Annotated[Path | None, typer.Option(help="Where answers go [FILE.output.jsonl].")] = None,
     errors: Annotated[Path | None, typer.Option(help="Where errors go [FILE.errors.jsonl].")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="What the lines ask [that of the first line].")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="What the lines ask, if not what the first line names.")] = None,
     window: Annotated[str, typer.Option(help="How long it may take: 1h to 7d.")] = "24h",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files on the server.")] = False,
     url: Url = None,

@@ -97,5 +97,4 @@ def test_an_unknown_client_is_refused_with_the_known_ones():
 @pytest.mark.parametrize("client", [*USUAL, *OTHERS, OPEN_WEBUI], ids=lambda client: client.script)
 def test_the_documentation_names_the_version_that_is_run(client: Client):
     if client.environment is not None:  # the tests' own environment may be newer
-        page = " ".join((ROOT / "docs" / "clients.md").read_text().split())
-        assert re.search(rf"\) (`cn` )?{re.escape(client.version)}[, ]", page.replace("'s", ""))
+        assert f"| {client.version} |" in (ROOT / "docs" / "clients.md").read_text()
