@@ -54,27 +54,30 @@ def test_the_scripts_that_the_documentation_names_are_there():
 
 def test_ci_runs_the_checks_and_the_tests_and_fails_when_either_fails(tmp_path: Path):
     (tmp_path / "scripts").mkdir()
-    for name, text in (
-        ("check", 'echo check; exit "$CHECK"'),
-        ("test", '[ $# = 0 ] || { echo "again: $*"; exit "$AGAIN"; }; echo test; exit "$TEST"'),
-    ):
+    test = (
+        'case "$*" in *--last-failed*) echo "again: $1"; exit "$AGAIN" ;; esac\n'
+        'echo "$1"; [ "$1" = fast ] && exit "$FAST"; exit "$ENGINES"'
+    )
+    for name, text in (("check", 'echo check; exit "$CHECK"'), ("test", test)):
         script = tmp_path / "scripts" / name
         script.write_text(f"#!/bin/sh\n{text}\n")
         script.chmod(0o755)
     (tmp_path / ".ci").mkdir()
     ci = tmp_path / ".ci" / "run"
     ci.write_bytes((ROOT / ".ci" / "run").read_bytes())
-    again = "again: --last-failed --last-failed-no-failures none\n"
-    for check, test, tried, expected, rest in (
-        ("0", "0", "9", 0, ""),
-        ("1", "0", "9", 1, ""),
-        ("0", "5", "0", 1, ""),  # not that tests failed: nothing could be run
-        ("0", "1", "0", 0, again),
-        ("1", "1", "0", 1, again),
-        ("0", "1", "1", 1, again),
+    for check, engines, fast, tried, expected, said in (
+        ("0", "0", "0", "9", 0, "engines fast"),
+        ("1", "0", "0", "9", 1, "engines fast"),
+        ("0", "5", "0", "0", 1, "engines fast"),  # not that tests failed: nothing could be run
+        ("0", "0", "5", "0", 1, "engines fast"),
+        ("0", "1", "0", "0", 0, "engines again: engines fast"),
+        ("0", "0", "1", "0", 0, "engines fast again: fast"),
+        ("1", "1", "0", "0", 1, "engines again: engines fast"),
+        ("0", "1", "0", "1", 1, "engines again: engines fast"),
+        ("0", "0", "1", "1", 1, "engines fast again: fast"),
     ):
-        result = run("bash", ci, CHECK=check, TEST=test, AGAIN=tried)
-        assert (result.stdout, result.returncode) == (f"check\ntest\n{rest}", expected)
+        result = run("bash", ci, CHECK=check, ENGINES=engines, FAST=fast, AGAIN=tried)
+        assert (" ".join(result.stdout.split()), result.returncode) == (f"check {said}", expected)
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
