@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import httpx2
 import typer
@@ -166,6 +166,7 @@ class _Server:
 
     def __init__(self, client: httpx2.Client) -> None:
         self._client = client
+        self._answered = False
 
     @classmethod
     @contextmanager
@@ -188,9 +189,9 @@ class _Server:
         while True:
             try:
                 response = self._client.get(path, params=query)
-            except httpx2.TransportError:
-                if time.monotonic() > deadline:
-                    raise
+            except httpx2.TransportError as error:
+                if not self._answered or time.monotonic() > deadline:
+                    self._give_up(error)
             else:
                 if response.status_code not in {429, 503} or time.monotonic() > deadline:
                     return self._answer(response)
@@ -218,10 +219,17 @@ class _Server:
     def _sent(self, method: str, path: str, **body: Any) -> httpx2.Response:
         try:
             return self._client.request(method, path, **body)
-        except httpx2.TransportError:
-            refuse(f"{self._client.base_url} does not answer. Is this the server's address?", code=1)
+        except httpx2.TransportError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: httpx2.TransportError) -> NoReturn:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            advice = "Name its file (SSL_CERT_FILE=hearth.pem), and use an address that it names."
+            refuse(f"The certificate of {self._client.base_url} is not trusted. {advice}", code=1)
+        refuse(f"{self._client.base_url} does not answer. Is this the server's address?", code=1)
 
     def _answer(self, response: httpx2.Response) -> dict[str, Any]:
+        self._answered = True
         try:
             answer: dict[str, Any] = response.json()
             if response.is_success:

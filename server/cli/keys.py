@@ -144,7 +144,8 @@ def _planned(config: Config, file: Path) -> list[ApiKey]:
         refuse(f"{file} cannot be read as CSV in UTF-8: {error}", code=1)
     if wrong := [column for column in columns if column not in _CSV_COLUMNS]:
         refuse(
-            f"{file} has columns that are not known: {', '.join(map(repr, wrong))}. Known: {', '.join(_CSV_COLUMNS)}."
+            f"{file} has columns that are not known: {', '.join(map(repr, wrong))}. Known, separated by commas: "
+            f"{', '.join(_CSV_COLUMNS)}."
         )
     if missing := {"name", "tier"} - {*columns}:
         refuse(f"{file} has no column {' and none '.join(sorted(missing))}. Its first line names the columns.")

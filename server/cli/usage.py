@@ -122,7 +122,10 @@ def charts(
         tokens[column] += some_tokens
     shown = "%m-%d" if step.days else "%m-%d %H:00"
     ends = (first.strftime(shown), (first + (steps - 1) * step).strftime(shown))
-    axis = ends[0] if columns <= sum(map(len, ends)) else ends[0] + ends[1].rjust(columns - len(ends[0]))
+    if columns > sum(map(len, ends)):
+        axis = ends[0] + ends[1].rjust(columns - len(ends[0]))
+    else:
+        axis = " to ".join(dict.fromkeys(ends))
     return [_line("requests", requests), _line("tokens", tokens), Text(" " * _LABEL_WIDTH + axis, style="dim")]
 
 

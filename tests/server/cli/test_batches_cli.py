@@ -49,7 +49,8 @@ def test_run_takes_a_file_to_its_answers_and_leaves_nothing_behind(server: Serve
 def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: Path) -> None:
     assert "Set HEARTH_KEY" in hearth(server, None, "list").stderr
     assert "no such batch" in hearth(server, key, "show", "batch_1").stderr
-    assert "does not answer" in hearth(server, key, "cancel", "x", "--url", "http://127.0.0.1:1/v1").stderr
+    for asked in (("cancel", "x"), ("list",)):
+        assert "does not answer" in hearth(server, key, *asked, "--url", "http://127.0.0.1:1/v1").stderr
     file = tmp_path / "wrong.jsonl"
     file.write_bytes(b"nonsense\n")
     assert "names no `url`" in hearth(server, key, "run", file).stderr
