@@ -77,5 +77,10 @@ class Access:
         return spec.id
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
-        own = self.engine.config.tiers.get(key.tier)
-        return own is not None and tier in own.models and (key.models is None or model in key.models)
+        config = self.engine.config
+        own = config.tiers.get(key.tier)
+        if own is None or tier not in own.models:
+            return False
+        # A key may name a model by an alias: its id of before, for one.
+        named = key.models is None or model in key.models
+        return named or any(spec.id == model for spec in map(config.entry, key.models or ()) if spec is not None)
