@@ -81,6 +81,8 @@ class Access:
         own = config.tiers.get(key.tier)
         if own is None or tier not in own.models:
             return False
-        # A key may name a model by an alias: its id of before, for one.
-        named = key.models is None or model in key.models
-        return named or any(spec.id == model for spec in map(config.entry, key.models or ()) if spec is not None)
+        if key.models is None or model in key.models:
+            return True
+        # It may name the model by an alias: its id of before, for one.
+        spec = config.entry(model)
+        return spec is not None and any(alias in key.models for alias in spec.aliases)

@@ -75,7 +75,7 @@ def run(  # noqa: PLR0913  # one argument per option
     *,
     output: Annotated[Path | None, typer.Option(help="Where answers go [FILE.output.jsonl].")] = None,
     errors: Annotated[Path | None, typer.Option(help="Where errors go [FILE.errors.jsonl].")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="What the lines ask, if not what the first line names.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Endpoint of all lines; default: the first line's.")] = None,
     window: Annotated[str, typer.Option(help="How long it may take: 1h to 7d.")] = "24h",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files on the server.")] = False,
     url: Url = None,
@@ -188,7 +188,7 @@ class _Server:
         deadline = time.monotonic() + _AGAIN_SECONDS
         while True:
             try:
-                response = self._client.get(path, params=query)
+                response = self._request("GET", path, params=query)
             except httpx2.TransportError as error:
                 if not self._answered or time.monotonic() > deadline:
                     self._give_up(error)
@@ -218,9 +218,14 @@ class _Server:
 
     def _sent(self, method: str, path: str, **body: Any) -> httpx2.Response:
         try:
-            return self._client.request(method, path, **body)
+            return self._request(method, path, **body)
         except httpx2.TransportError as error:
             self._give_up(error)
+
+    def _request(self, method: str, path: str, **body: Any) -> httpx2.Response:
+        response = self._client.request(method, path, **body)
+        self._answered = True
+        return response
 
     def _give_up(self, error: httpx2.TransportError) -> NoReturn:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -229,7 +234,6 @@ class _Server:
         refuse(f"{self._client.base_url} does not answer. Is this the server's address?", code=1)
 
     def _answer(self, response: httpx2.Response) -> dict[str, Any]:
-        self._answered = True
         try:
             answer: dict[str, Any] = response.json()
             if response.is_success:

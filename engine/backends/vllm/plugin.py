@@ -137,17 +137,18 @@ def _read_weights(construct: Callable[..., None], *arguments: Any, **named: Any)
 
 
 def _make_cache(initialize: Callable[..., Any], core: Any, config: Any) -> Any:
-    # On a GPU a model is compiled while it is tried out
-    eager = config.model_config.enforce_eager or runs_on_cpu()
-    tell_phase("measuring the memory that it needs" if eager else "compiling it, and measuring its memory", 0.7)
+    # On a GPU a model is compiled here, since it is tried out to be measured; on a CPU while it warms up.
+    compiles = not config.model_config.enforce_eager and not runs_on_cpu()
+    tell_phase("compiling it, and measuring its memory" if compiles else "measuring the memory that it needs", 0.7)
     return initialize(core, config)
 
 
 def _warm_up(warm_up: Callable[..., Any], executor: Any) -> Any:
-    eager = executor.vllm_config.model_config.enforce_eager
-    tell_phase(
-        "warming up" if eager else "compiling, and warming up" if runs_on_cpu() else "capturing CUDA graphs", 0.85
-    )
+    if executor.vllm_config.model_config.enforce_eager:
+        phase = "warming up"
+    else:
+        phase = "compiling, and warming up" if runs_on_cpu() else "capturing CUDA graphs"
+    tell_phase(phase, 0.85)
     warmed_up = warm_up(executor)
     end_phases()
     return warmed_up

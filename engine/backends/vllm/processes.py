@@ -252,7 +252,7 @@ def phases_shown(report: Callable[[str, float], None]) -> Iterator[None]:
     receiving, job.phases = multiprocessing.Pipe(duplex=False)
 
     def pass_on() -> None:
-        with contextlib.suppress(EOFError, OSError):
+        with receiving, contextlib.suppress(EOFError, OSError):
             while True:
                 report(*receiving.recv())
 

@@ -456,12 +456,12 @@ def disk(case: Case) -> Iterator[Finding]:
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
         if free < 256 * 2**20:
             yield problem(message, "free space: without it neither keys nor usage can be written")
-        elif free < 0.05 * total:
-            yield warning(message, f"free space: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
         elif name == "data" and free < case.settings.disk_reserve_gib * 2**30:
             yield warning(
                 f"{message}: files and recordings are refused", "free space, or lower HEARTH_DISK_RESERVE_GIB"
             )
+        elif free < 0.05 * total:
+            yield warning(message, f"free space: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
         else:
             yield ok(message)
 

@@ -111,6 +111,14 @@ def test_more_ram_than_there_is_cannot_be_given_to_models(case: Case):
     assert (found.verdict, found.remedy) == ("problem", "HEARTH_RAM_GIB=9, or leave it out")
 
 
+def test_a_disk_below_its_reserve_is_a_warning_that_says_what_is_refused(case: Case):
+    settings = case.settings.model_copy(update={"disk_reserve_gib": 2**20})
+    data, _ = checks.disk(replace(case, settings=settings))
+    assert (data.verdict, "files and recordings are refused" in data.message) == ("warning", True)
+    settings = case.settings.model_copy(update={"disk_reserve_gib": 0})
+    assert "refused" not in next(checks.disk(replace(case, settings=settings))).message
+
+
 def test_a_port_that_is_taken_is_a_problem(case: Case):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = case.settings.model_copy(update={"port": other.getsockname()[1]})

@@ -64,6 +64,7 @@ def test_the_chart_leaves_gaps_and_adds_up_what_does_not_fit():
     assert requests.plain.startswith("requests  █  ▄  most: 8")
     assert tokens.plain.startswith("tokens    █     most: 80")
     assert axis.plain.strip().startswith("11-21 12:00")
+    assert axis.plain.endswith(" to 11-21 15:00")  # four columns have no room for both ends
     many = [(NOON + hours * HOUR, 1, 1) for hours in range(300)]
     requests, *_ = charts(many, (NOON, NOON + 300 * HOUR), HOUR, width=60)
     assert len(requests.plain) < 60
