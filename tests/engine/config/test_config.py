@@ -80,7 +80,9 @@ def test_the_documentation_names_every_key_and_default():
     page = (ROOT / "docs" / "models-yaml.md").read_text()
     for spec in json_schema()["$defs"].values():
         for name, entry in spec["properties"].items():
-            rows = [line for line in page.splitlines() if line.startswith("| `") and f"`{name}`" in line.split(" | ")[0]]
+            rows = [
+                line for line in page.splitlines() if line.startswith("| `") and f"`{name}`" in line.split(" | ")[0]
+            ]
             assert rows, f"docs/models-yaml.md has no row for `{name}`"
             if "default" in entry and not isinstance(entry["default"], dict):
                 default = entry["default"]
