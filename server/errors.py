@@ -35,6 +35,10 @@ class ApiError(Exception):
     message: str
     param: str | None = field(default=None, kw_only=True)
     headers: dict[str, str] = field(default_factory=dict, kw_only=True)
+    limit: str | None = field(default=None, kw_only=True)
+    """The limit of the key that was reached, for the log."""
+    model: str | None = field(default=None, kw_only=True)
+    """The id of a model that the key may not use, for the log."""
 
     def __str__(self) -> str:
         return self.message
@@ -183,5 +187,5 @@ def _endpoints(routes: Sequence[BaseRoute]) -> str:
 
 async def _answer(request: Request, error: Exception) -> Response:
     api_error = to_api_error(error)
-    request.state.record.refused(api_error.code, api_error.param)
+    request.state.record.refused(api_error)
     return api_error.response()

@@ -5,11 +5,13 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -51,8 +53,29 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[RenderableType]]) -> T
 
 
 def print_rich(shown: RenderableType) -> None:
-    """Draw a table or a line. In a pipe nothing is wrapped: a row is a line."""
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(shown)
+    """Draw a table or a line. In a pipe nothing is wrapped: a row is a line. A narrow terminal gets a list."""
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(fitted(shown, console))
+
+
+def fitted(shown: RenderableType, console: Console) -> RenderableType:
+    """Return what to print: of a table whose words are too wide, its rows as lines, without its bars."""
+    if not isinstance(shown, Table):
+        return shown
+    wanted = Measurement.get(console, console.options.update_width(_PIPE_WIDTH), shown)
+    return shown if wanted.minimum <= console.width else Group(*_lines(shown))
+
+
+def _lines(made: Table) -> Iterator[RenderableType]:
+    first, *others = made.columns
+    for name, *cells in zip(first.cells, *(column.cells for column in others), strict=True):
+        named = [
+            Text.assemble((f"{column.header}: ", "dim"), cell)
+            for column, cell in zip(others, cells, strict=True)
+            if isinstance(cell, Text) and cell.plain
+        ]
+        yield name
+        yield Padding(Text(", ").join(named), (0, 0, 0, 2))
 
 
 def time_left(seconds: float | None) -> str:

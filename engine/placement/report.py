@@ -142,13 +142,18 @@ def _missing(need: Need, device: Device) -> int:
 
 
 def _there(device: Device) -> str:
-    parts = [f"{gib(device.margin_bytes)} stay free"]
+    return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({_less(device)})"
+
+
+def _less(device: Device) -> str:
+    """Say why less than all of it may be used."""
+    parts = [f"{gib(device.margin_bytes)} kept free"]
     if device.foreign_bytes:
         most = "up to " if device.index is None else ""
-        parts.insert(0, f"{most}{gib(device.foreign_bytes)} are taken by others")
+        parts.append(f"{most}{gib(device.foreign_bytes)} taken by others")
     if device.ours_bytes:
-        parts.append(f"{gib(device.ours_bytes)} that the running server has count as free")
-    return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({', '.join(parts)})"
+        parts.append(f"{gib(device.ours_bytes)} of the running server count as free")
+    return ", ".join(parts)
 
 
 def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: Sequence[Device]) -> Refusal:
@@ -195,12 +200,9 @@ def use_line(use: DeviceUse) -> str:
     """Describe what is taken of one device."""
     device = use.device
     name = "RAM" if device.index is None else f"GPU {device.index}"
-    line = f"{name}: {gib(use.used_bytes)} of {gib(device.budget_bytes)} planned, {gib(device.margin_bytes)} stay free"
-    most = "up to " if device.index is None else ""
-    others = f", {most}{gib(device.foreign_bytes)} taken by others" if device.foreign_bytes else ""
-    ours = f"; {gib(device.ours_bytes)} that the running server has count as free" if device.ours_bytes else ""
+    line = f"{name}: {gib(use.used_bytes)} of {gib(device.budget_bytes)} planned"
     idle = "" if use.used_bytes or device.index is None else "; nothing is planned on it: it stays idle"
-    return line + others + ours + idle
+    return f"{line}, of {gib(device.total_bytes)} in all ({_less(device)}){idle}"
 
 
 def where(one: Placed) -> str:

@@ -92,10 +92,12 @@ class KeyLimiter:
         """Count a request as running or waiting, until `end`."""
         most = self.limits.parallel_requests
         if most == 0:
-            raise _quota_spent("Your key may run no requests at all. Ask your administrator.")
+            raise _quota_spent("Your key may run no requests at all. Ask your administrator.", "parallel_requests")
         if most is not None and self._running_everywhere() >= most:
             raise _too_many(
-                f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.", 1
+                f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.",
+                1,
+                "parallel_requests",
             )
         self._count(1)
 
@@ -447,22 +449,22 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _too_many(message: str, retry_after_seconds: float, level: Level | None = None) -> ApiError:
+def _too_many(message: str, retry_after_seconds: float, limit: str, level: Level | None = None) -> ApiError:
     """Make the error of a limit that passes with time."""
     wait = min(max(math.ceil(retry_after_seconds), 1), _LONGEST_RETRY_SECONDS)
     headers = {"Retry-After": str(wait), **_headers_of(level)}
-    return ApiError(429, "rate_limit_exceeded", message, headers=headers)
+    return ApiError(429, "rate_limit_exceeded", message, headers=headers, limit=limit)
 
 
-def _quota_spent(message: str) -> ApiError:
+def _quota_spent(message: str, limit: str) -> ApiError:
     """Make the error of a limit that does not pass soon: clients should not try again by themselves."""
-    return ApiError(429, "insufficient_quota", message, headers={"x-should-retry": "false"})
+    return ApiError(429, "insufficient_quota", message, headers={"x-should-retry": "false"}, limit=limit)
 
 
 def _refusal(refused: Refused, ask: Ask, *, makes_tokens: bool) -> ApiError:
     kind = ask.bucket.rpartition(":")[2]
     if ask.limit == 0:
-        return _quota_spent(f"Your key may use no {kind} at all. Ask your administrator.")
+        return _quota_spent(f"Your key may use no {kind} at all. Ask your administrator.", f"{kind}_per_minute")
     if math.isinf(refused.retry_after_seconds) and not makes_tokens:
         return ApiError(
             400,
@@ -486,17 +488,19 @@ def _refusal(refused: Refused, ask: Ask, *, makes_tokens: bool) -> ApiError:
         f"Rate limit reached: {ask.limit:.0f} {kind} per minute.{asked} Try again in"
         f" {_duration(refused.retry_after_seconds)}. {advice}",
         refused.retry_after_seconds,
+        f"{kind}_per_minute",
         refused.level,
     )
 
 
 def _no_images_left(spent: QuotaExceeded, images: int) -> ApiError:
     if spent.limit == 0:
-        return _quota_spent("Your key may make no images at all. Ask your administrator.")
+        return _quota_spent("Your key may make no images at all. Ask your administrator.", "images_per_day")
     hours, minutes = divmod(int(spent.reset_seconds) // 60, 60)
     fewer = " Ask for fewer with `n`, or" if 0 < spent.remaining < images else " Until then"
     return _quota_spent(
         f"Your key may make {spent.limit} images a day and has {spent.remaining} of them left; this request asks for"
         f" {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask your"
-        " administrator for more."
+        " administrator for more.",
+        "images_per_day",
     )

@@ -209,12 +209,15 @@ class _Server:
 
     def save(self, file: str, target: Path) -> None:
         """Write what is in a file of the server."""
-        with self._client.stream("GET", f"/files/{file}/content") as response, target.open("wb") as opened:
-            if response.status_code != 200:
-                response.read()
-                self._answer(response)
-            for piece in response.iter_bytes(_SAVED_AT_A_TIME):
-                opened.write(piece)
+        try:
+            with self._client.stream("GET", f"/files/{file}/content") as response, target.open("wb") as opened:
+                if response.status_code != 200:
+                    response.read()
+                    self._answer(response)
+                for piece in response.iter_bytes(_SAVED_AT_A_TIME):
+                    opened.write(piece)
+        except httpx2.TransportError as error:
+            self._give_up(error)
 
     def _sent(self, method: str, path: str, **body: Any) -> httpx2.Response:
         try:

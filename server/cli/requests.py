@@ -14,7 +14,7 @@ from server.observability.status import Refusal, ask_refusals
 from server.settings import load_settings
 from server.terminal import table
 
-_COLUMNS = ("time (UTC)", "status", "error", "field", "request", "model", "key", "x-request-id")
+_COLUMNS = ("time (UTC)", "status", "error", "field or limit", "request", "model", "key", "x-request-id")
 _ANSWER_SECONDS = 10.0
 
 
@@ -30,7 +30,7 @@ def requests(
 ) -> None:
     """Show the latest requests that were refused or failed. The server keeps the last 1,000, until it is restarted.
 
-    `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours.
+    `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours. `model`: also one that the key may not use.
     """
     if not refused:
         refuse(
@@ -42,7 +42,10 @@ def requests(
     if found is None:
         raise no_server(folder)
     shown = [one for one in found.data if moment(one.at) >= start][:limit]
-    nothing = f"Nothing was refused since {start:%Y-%m-%d %H:%M} UTC, or since the server's start if that was later."
+    nothing = (
+        f"Nothing was refused since {start:%Y-%m-%d %H:%M} UTC, or since the server's start if that was later. "
+        f"Of before, {folder / 'logs'}/access.jsonl knows."
+    )
     tell(
         {"data": [one.model_dump() for one in shown]},
         table(_COLUMNS, map(_row, shown)) if shown else nothing,

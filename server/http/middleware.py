@@ -82,7 +82,7 @@ class RequestContext:
         except Exception as error:  # noqa: BLE001  # last resort: the app's own handlers have answered or cannot
             api_error = to_api_error(error)
             if record.status is None:
-                record.refused(api_error.code, api_error.param)
+                record.refused(api_error)
                 await api_error.response()(scope, receive, send_with_id)
         finally:
             record.routed(getattr(scope.get("route"), "path", None), scope["path"])
@@ -172,7 +172,7 @@ class Gate:
                     sentence = "Too many requests run here at the same time."
                     raise overloaded(f"{sentence} Try again in a few seconds, or send fewer at once.")
             except ApiError as error:
-                record.refused(error.code, error.param)
+                record.refused(error)
                 await error.response()(scope, receive, send)
                 return
             self._running.add(record.key)

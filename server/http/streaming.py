@@ -140,7 +140,7 @@ class StreamedResponse(Response):
             if not body.begun:
                 raise
             api_error = to_api_error(error)  # the status is sent: what goes wrong now can only be an event
-            record.refused(api_error.code, api_error.param)
+            record.refused(api_error)
             if self._failure is None:
                 _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)
                 return

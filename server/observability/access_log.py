@@ -17,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from engine import ChatResult, ChatStep, Usage
+from server.errors import ApiError
 from server.validation import own_path
 
 _log = logging.getLogger("hearth.server")
@@ -54,9 +55,10 @@ class RequestRecord:
     dispatched_at: float | None = None  # and when its turn came; not logged
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
-    def refused(self, code: str | None, param: str | None) -> None:
+    def refused(self, error: ApiError) -> None:
         """Note the error that is the answer, or ends it. Of `param`, a field's path, only words of our own are kept."""
-        self.error_code, self.param = code, own_path(param)
+        self.error_code, self.param = error.code, error.limit or own_path(error.param)
+        self.model = error.model or self.model
 
     def routed(self, route: str | None, path: str) -> None:
         """Note the route, or the path of what has none: escaped, cut, without what may be a key."""

@@ -94,7 +94,7 @@ class Refusal(_Part):
     status: int | None
     error_code: str
     param: str | None
-    """The field, as far as its path has words of ours."""
+    """The field, as far as its path has words of ours; of 429 the limit of the key that was reached."""
 
 
 class Refusals(_Part):

@@ -136,6 +136,8 @@ class VllmEngine(Backend, Generic[SpecT]):
         """End the engine process; whatever still runs fails. Takes up to 3 s."""
         self._watch.end()
         self._close()
+        self._engine.output_handler.cancel()  # else vLLM logs that its process went, with a traceback
+        self._fail_requests()
         await self._launch.starter.run(lambda: end_engine(self._engine, 5))
 
     def terminate(self) -> None:
@@ -148,17 +150,20 @@ class VllmEngine(Backend, Generic[SpecT]):
         """End what it has beside the engine."""
 
     def _on_exit(self) -> None:
-        """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         # First: as requests end below, others would be dispatched to the dead engine.
         self.admission.close()
         try:
-            with compat.guarded("death"):
-                self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
-                self._engine.output_processor.propagate_error(EngineDeadError())
+            self._fail_requests()
         finally:
             self.died.set()
+
+    def _fail_requests(self) -> None:
+        """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        with compat.guarded("death"):
+            self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
+            self._engine.output_processor.propagate_error(EngineDeadError())
 
 
 class VllmAuxiliary(VllmEngine[AuxiliaryT]):

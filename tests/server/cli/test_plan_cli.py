@@ -93,7 +93,7 @@ def test_what_is_not_here_is_said_with_sizes_and_the_command_that_fetches_it(run
         f"Not here yet, to be added:\n  spoken: voices/kokoro, with {HEARTH} voices add kokoro --weights-dir {tmp_path}"
         in said
     )
-    assert "GPU 1: 0.0 GiB of 22.8 GiB planned, 1.2 GiB stay free; nothing is planned on it: it stays idle" in said
+    assert "GPU 1: 0.0 GiB of 22.8 GiB planned, of 24.0 GiB in all (1.2 GiB kept free); nothing is planned on it: it stays idle" in said
     with_ram = run("--gpus", "cpu", "--ram", "24").stdout
     assert f"{HEARTH} weights pull good --weights-dir {tmp_path}" in with_ram
     told = json.loads(run("--gpus", "cpu", "--json").stdout)["not_here"]
@@ -145,4 +145,4 @@ def test_what_the_running_server_holds_counts_as_free_and_the_output_says_so(run
     (tmp_path / "models.yaml").write_text(huge)
     assert "count as free" not in run().stdout
     with only_one(tmp_path):  # this process is the server
-        assert "GiB that the running server has count as free" in run().stdout
+        assert "GiB of the running server count as free" in run().stdout

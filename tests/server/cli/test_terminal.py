@@ -9,7 +9,7 @@ from rich.bar import Bar
 from rich.console import Console
 
 from server.settings import load_settings
-from server.terminal import HEARTH, keys_command, table, typed
+from server.terminal import HEARTH, fitted, keys_command, table, typed
 
 SCRIPT = Path("/opt/hearth/.venv/bin/hearth")
 ROWS = [
@@ -44,7 +44,8 @@ def drawn(width: int) -> list[str]:
     )
     made.columns[-1].min_width, made.columns[-1].max_width = 12, 40
     out = io.StringIO()
-    Console(width=width, file=out).print(made)
+    console = Console(width=width, file=out)
+    console.print(fitted(made, console))
     return out.getvalue().splitlines()
 
 
@@ -57,6 +58,10 @@ def test_nothing_is_lost_ids_stay_whole_and_no_line_is_too_long(width: int):
     assert letters <= Counter(text)
     assert "…" not in text
     assert max(map(len, lines)) <= width
+
+
+def test_a_terminal_too_narrow_for_the_words_has_lines_below_each_first_cell():
+    assert [line.rstrip() for line in drawn(40)[:3]] == ["kxVgkoEgeara", "  name: the laptop in the kitchen, last", "  used: 2026-11-21, scopes: chat, batch,"]
 
 
 def test_a_wide_terminal_has_a_line_for_each_row():

@@ -13,6 +13,7 @@ from chat_parts import CHAT, HELLO, MODEL, assert_error
 from serving import BIN, CANARY, ROOT, Server
 
 import server.app  # all routes, whose words they are  # noqa: F401
+from server.errors import ApiError
 from server.observability.access_log import RequestRecord
 from server.observability.lately import Lately
 from server.observability.metrics import Metrics
@@ -44,7 +45,7 @@ def test_of_a_field_only_our_own_words_are_kept(param: str | None, kept: str | N
 def test_a_refusal_names_no_model_and_no_method_of_the_clients(lately: Lately):
     for number, model in enumerate(("known", CANARY)):
         record = RequestRecord(str(number), "GET" if number else CANARY, None, model=model, status=404)
-        record.refused("model_not_found", CANARY)
+        record.refused(ApiError(404, "model_not_found", "There is none.", param=CANARY))
         lately.refuse(record)
     newest, oldest = lately.refused()
     assert (newest.request_id, newest.model, newest.method, newest.param) == ("1", None, "GET", None)
@@ -92,6 +93,20 @@ async def test_what_was_refused_is_told_here_and_over_http(http: httpx2.AsyncCli
     lines = (server.data_dir / "logs" / "access.jsonl").read_text().splitlines()
     logged = {line["request_id"]: line for line in map(json.loads, lines)}
     assert (logged[ids[0]]["param"], logged[ids[2]]["path"]) == ("temperature", "/v1/***/b")
+
+
+@pytest.mark.engine
+async def test_it_is_told_which_limit_was_reached_and_which_model_a_key_may_not_use(
+    http: httpx2.AsyncClient, server: Server
+):
+    key = server.make_key("lately", tier="standard", limits={"requests_per_minute": 1})
+    for number, model in enumerate(("service-pro", MODEL, MODEL)):
+        headers = {"Authorization": f"Bearer {key.text}", "x-request-id": f"lately-of-a-key-{number}"}
+        await http.post(CHAT, json={"model": model, "messages": HELLO, "max_tokens": 1}, headers=headers)
+    told = (await http.get("/v1/admin/requests?refused=true&since=1h")).json()["data"]
+    seen = {one["request_id"]: (one["error_code"], one["model"], one["param"]) for one in told}
+    assert seen["lately-of-a-key-0"] == ("model_not_found", "service-pro", "model")
+    assert seen["lately-of-a-key-2"] == ("rate_limit_exceeded", MODEL, "requests_per_minute")
 
 
 @pytest.mark.engine
