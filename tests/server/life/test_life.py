@@ -226,6 +226,7 @@ async def _drain_to_the_end(own_server: Server) -> None:
         assert (await plain).usage.completion_tokens == LONG["max_tokens"]
     assert own_server.wait() == 0
     assert_all_gone(family)
+    assert "EngineDeadError" not in own_server.log()  # vLLM would log an end that it did not expect
 
 
 @pytest.mark.rounds
