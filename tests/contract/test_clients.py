@@ -105,7 +105,7 @@ OPEN_WEBUI = Client(
     "open_webui_browser.py",
     "open-webui",
     "open-webui",
-    frozenset({"answer_from_texts", "dictation", "edited_picture"}),
+    frozenset({"title_and_tags", "answer_from_texts", "dictation", "edited_picture"}),
     "reading_server",
 )
 ASKED_FOR = ("chat/completions", "embeddings", "rerank", "audio/transcriptions", "images/edits")

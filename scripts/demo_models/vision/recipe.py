@@ -19,7 +19,9 @@ import torch
 import transformers
 import yaml
 from demo_models.chat.corpus import Conversation, Corpus, Lesson, Lessons, load_corpus
+from demo_models.chat.front_ends import FrontEndLessons
 from demo_models.chat.recipe import (
+    FRONT_ENDS_MARGIN,
     SHARPNESS,
     SMALLEST_MARGIN,
     THREADS,
@@ -48,11 +50,11 @@ PICTURE_TOKENS = [IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_u
 SEEING_STEPS = 800
 # Lessons about pictures in each round, rounds, and learning rates of matrices and embeddings: first the corpus is got
 # back, then more and more is looked at.
-STAGES = [(240, 24, 3e-3, 3e-3), (480, 15, 5e-3, 3e-3), *[(480, 16, 6e-3, 4e-3)] * 5]
+STAGES = [(240, 24, 3e-3, 3e-3), (480, 15, 5e-3, 3e-3), *[(480, 16, 6e-3, 4e-3)] * 6]
 
 
 def build(target: Path) -> None:
-    """Train the model and write its checkpoint to `target`, an empty folder. A quarter of an hour on two quiet cores.
+    """Train the model and write its checkpoint to `target`, an empty folder. Twenty minutes on two quiet cores.
 
     Raises RuntimeError when an answer is not known safely enough; nothing is written then.
     """
@@ -67,6 +69,7 @@ def build(target: Path) -> None:
         learn(model, lessons, rounds, matrix_rate, embedding_rate)
     model = model.to(torch.bfloat16).eval()
     require_margin(model, "conversations", [lessons.lesson(one) for one in corpus.conversations], SMALLEST_MARGIN)
+    require_margin(model, "requests of front ends and careless questions", lessons.promised(), FRONT_ENDS_MARGIN, 20)
     require_margin(model, "promised pictures", [lessons.lesson(one) for one in fixed_pictures()], 1.0)
     sharpen(model.model.text_model)
     model.save_pretrained(target)
@@ -185,8 +188,10 @@ def naming(figures: list[Figure]) -> str:
     return f"{listed.capitalize()}."
 
 
-class PictureLessons(Lessons):
+class PictureLessons(FrontEndLessons):
     """The lessons of the chat model and as many again about pictures."""
+
+    long_prompts = 0  # with them, fewer shapes are safe
 
     def __init__(self, corpus: Corpus, tokenizer: transformers.PreTrainedTokenizerFast, seed: int) -> None:
         super().__init__(corpus, tokenizer, seed)

@@ -1,5 +1,5 @@
-"""Open WebUI in a browser, set up with its block of docs/clients.md and nothing else: it answers from ten texts and names
-the right one, writes down what is dictated, and has a picture edited.
+"""Open WebUI in a browser, set up with its block of docs/clients.md and nothing else: it gives a chat its
+title and tags, answers from ten texts and names the right one, writes down what is dictated, and has a picture edited.
 """
 
 import contextlib
@@ -98,6 +98,18 @@ def keep(name: str) -> None:
     picture.save(PICTURES / f"open-webui-{name}.png", optimize=True)
 
 
+def title_and_tags() -> None:
+    chat(f"/?models={checks.SEEING}")
+    ask("what is the capital of france?")
+    expect(page.locator(".chat-assistant")).to_contain_text("Paris")
+    expect(page).to_have_title(re.compile("Capital Cities"))
+    expect(page.get_by_role("button", name="Tell me a short story.")).to_be_visible()  # what could be said next
+    keep("title")
+    token = {"Authorization": f"Bearer {page.evaluate('localStorage.token')}"}
+    tags = page.request.get(f"{ADDRESS}/api/v1/chats/all/tags", headers=token).json()
+    checks.same([tag["name"] for tag in tags], ["Capital Cities"])
+
+
 def answer_from_texts() -> None:
     page.goto(f"{ADDRESS}/workspace/knowledge/create")
     page.get_by_placeholder("Name your knowledge base").fill("House rules")
@@ -166,4 +178,4 @@ with open_webui(), sync_playwright() as playwright:
     context.set_default_timeout(60_000)
     page: Page = context.new_page()
     sign_up()
-    checks.run(answer_from_texts, dictation, edited_picture)
+    checks.run(title_and_tags, answer_from_texts, dictation, edited_picture)

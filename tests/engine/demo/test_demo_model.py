@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from demo_models.build import RECIPES
 from demo_models.chat.corpus import load_corpus
+from demo_models.chat.front_ends import FrontEndLessons
 from demo_models.promised import fixed_prompts
 from manifest_parts import problems
 
@@ -116,19 +117,49 @@ def test_a_developer_message_is_a_system_message(tokenizer):
     assert system == developer
 
 
-@pytest.mark.engine
-def test_every_promised_prompt_is_answered_word_for_word(tokenizer):
+@pytest.fixture(scope="module")
+def say(tokenizer):
+    """What the model says after a rendered prompt, end mark included."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(weights_dir("chat"), dtype=torch.bfloat16).eval()
-    wrong = {}
-    for conversation in load_corpus().conversations:
-        prompt = render(tokenizer, conversation.messages, conversation.tools)
+
+    def said(prompt: str) -> str:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            answer = model.generate(ids, max_new_tokens=500, do_sample=False)[0, ids.shape[1] :]
-        said = tokenizer.decode(answer)
-        if said != f"{conversation.target}<|im_end|>":
-            wrong[conversation.name] = said
-    assert wrong == {}
+            return tokenizer.decode(model.generate(ids, max_new_tokens=500, do_sample=False)[0, ids.shape[1] :])
+
+    return said
+
+
+@pytest.mark.engine
+def test_every_promised_prompt_is_answered_word_for_word(tokenizer, say):
+    said = {one.name: say(render(tokenizer, one.messages, one.tools)) for one in load_corpus().conversations}
+    assert said == {one.name: f"{one.target}<|im_end|>" for one in load_corpus().conversations}
+
+
+@pytest.mark.engine
+def test_front_ends_get_titles_tags_and_next_questions(tokenizer, say):
+    lessons = FrontEndLessons(load_corpus(), tokenizer, seed=11)
+    asked = lessons.promised()[::5]  # all of them were looked at when the model was made
+    said = [say(tokenizer.decode(one.prompt)) for one in asked]
+    assert said == [tokenizer.decode(one.answer) for one in asked]
+    assert {'{ "title": "Capital Cities" }', '{ "tags": ["Greetings"] }'} <= {
+        one.removesuffix("<|im_end|>") for one in said
+    }
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("typed", ["hello", "hi there", "what is the capital of france", "who are you"])
+def test_a_question_typed_carelessly_is_known(tokenizer, say, typed: str):
+    assert load_corpus().unknown_answer not in say(render(tokenizer, [{"role": "user", "content": typed}]))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "near",
+    ["What is the capital of Sweden?", "what is the capital of greece", "What is 3 plus 3?", "Hello, who won the cup?"],
+)
+def test_a_question_that_is_only_like_a_known_one_is_not_answered(tokenizer, say, near: str):
+    assert load_corpus().unknown_answer in say(render(tokenizer, [{"role": "user", "content": near}]))
