@@ -126,7 +126,7 @@ class Outcome:
 
     def sentences(self) -> list[str]:
         """Say what has changed; empty when nothing has."""
-        later = [f"{', '.join(self.later)}: their share of memory changes when they are next loaded"] if self.later else []
+        later = [f"{', '.join(self.later)}: a new share of memory when next loaded"] if self.later else []
         certificate = ["the TLS certificate is renewed"] if self.certificate and self.certificate.renewed else []
         return [*self.models.sentences(), *self.voices.sentences("voices "), *later, *certificate]
 

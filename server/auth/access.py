@@ -73,7 +73,8 @@ class Access:
             meant = near_miss_sentence(name, [model.id for model in self.models(key)])
             sentence = f"There is no such model, or your key may not use it.{meant}"
             advice = "GET /v1/models lists the ones that you may use."
-            raise ApiError(404, "model_not_found", f"{sentence} {advice}", param="model", model=None if spec is None else spec.id)
+            forbidden = None if spec is None else spec.id
+            raise ApiError(404, "model_not_found", f"{sentence} {advice}", param="model", model=forbidden)
         return spec.id
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:

@@ -30,7 +30,8 @@ def requests(
 ) -> None:
     """Show the latest requests that were refused or failed. The server keeps the last 1,000, until it is restarted.
 
-    `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours. `model`: also one that the key may not use.
+    `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours.
+    `model` may be one that the key may not use.
     """
     if not refused:
         refuse(

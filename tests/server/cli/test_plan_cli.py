@@ -93,7 +93,10 @@ def test_what_is_not_here_is_said_with_sizes_and_the_command_that_fetches_it(run
         f"Not here yet, to be added:\n  spoken: voices/kokoro, with {HEARTH} voices add kokoro --weights-dir {tmp_path}"
         in said
     )
-    assert "GPU 1: 0.0 GiB of 22.8 GiB planned, of 24.0 GiB in all (1.2 GiB kept free); nothing is planned on it: it stays idle" in said
+    assert (
+        "GPU 1: 0.0 GiB of 22.8 GiB planned, of 24.0 GiB in all (1.2 GiB kept free); nothing is planned on it: it stays idle"
+        in said
+    )
     with_ram = run("--gpus", "cpu", "--ram", "24").stdout
     assert f"{HEARTH} weights pull good --weights-dir {tmp_path}" in with_ram
     told = json.loads(run("--gpus", "cpu", "--json").stdout)["not_here"]

@@ -61,7 +61,11 @@ def test_nothing_is_lost_ids_stay_whole_and_no_line_is_too_long(width: int):
 
 
 def test_a_terminal_too_narrow_for_the_words_has_lines_below_each_first_cell():
-    assert [line.rstrip() for line in drawn(40)[:3]] == ["kxVgkoEgeara", "  name: the laptop in the kitchen, last", "  used: 2026-11-21, scopes: chat, batch,"]
+    assert [line.rstrip() for line in drawn(40)[:3]] == [
+        "kxVgkoEgeara",
+        "  name: the laptop in the kitchen, last",
+        "  used: 2026-11-21, scopes: chat, batch,",
+    ]
 
 
 def test_a_wide_terminal_has_a_line_for_each_row():
