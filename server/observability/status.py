@@ -32,7 +32,8 @@ class ServedWith(_Part):
     """What a model was loaded with."""
 
     source: Literal["own", "variant", "shipped", "demo"]
-    """own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth."""
+    """own: the folder that models.yaml names. variant: what the plan chose. shipped: voices that come with Hearth.
+    demo: a demo model."""
     folder: str
     """Below the weights directory; of a demo, its name."""
     compiled: bool | None = None
@@ -138,6 +139,7 @@ class ModelState(_Part):
     status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
     phase: str
     progress: float
+    """Of a load, 0 to 1."""
     for_seconds: float
     """How long it has been in this state."""
     remaining_seconds: float | None = None
@@ -210,7 +212,7 @@ class Status(_Part):
     started_at: str
     uptime_seconds: float
     requests_running: int
-    """HTTP requests that are being answered."""
+    """HTTP requests that are being answered, one for this included."""
     last_minute: LastMinuteRequests | None = None
     """null: a server of an older release."""
     swaps: int
@@ -229,9 +231,10 @@ class Status(_Part):
     log: list[LogLine] = []
     """The last five warnings and errors, the newest first."""
     replicas: list[ReplicaStatus] = []
-    """In a cluster: how each replica stands."""
+    """In a cluster, over HTTP: how each replica stands, with its own models only. What is said above is about the
+    replica that answers."""
     machines: list[MachineState] = []
-    """In a cluster: its machines, those without a replica and those that have died too."""
+    """In a cluster, over HTTP: its machines, those without a replica and those that have died too."""
 
 
 class ReplicaStatus(_Part):
