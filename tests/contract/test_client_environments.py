@@ -94,7 +94,7 @@ def test_an_unknown_client_is_refused_with_the_known_ones():
     assert all(lock.stem in done.stderr for lock in PYTHON_LOCKS)
 
 
-@pytest.mark.parametrize("client", [*USUAL, *OTHERS, OPEN_WEBUI], ids=lambda client: client.script)
+@pytest.mark.parametrize("client", [*USUAL, *OTHERS, *OPEN_WEBUI], ids=lambda client: client.script)
 def test_the_documentation_names_the_version_that_is_run(client: Client):
     if client.environment is not None:  # the tests' own environment may be newer
         assert f"| {client.version} |" in (ROOT / "docs" / "clients.md").read_text()

@@ -101,17 +101,15 @@ OTHERS = [
     Client("guidellm_cli.py", "guidellm", "guidellm", frozenset({"load", "wrong_key"})),
     Client("lm_eval_cli.py", "lm_eval", "lm-eval", frozenset({"multiple_choice", "wrong_key", "unknown_model"})),
 ]
-OPEN_WEBUI = Client(
-    "open_webui_browser.py",
-    "open-webui",
-    "open-webui",
-    frozenset({"title_and_tags", "answer_from_texts", "dictation", "edited_picture"}),
-    "reading_server",
-)
+_READING = frozenset({"answer_from_texts", "dictation", "edited_picture"})
+OPEN_WEBUI = [
+    Client("open_webui_browser.py", "open-webui", "open-webui", checks, server)
+    for checks, server in ((frozenset({"title_and_tags"}), "server"), (_READING, "reading_server"))
+]
 ASKED_FOR = ("chat/completions", "embeddings", "rerank", "audio/transcriptions", "images/edits")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 CLIENTS = [*USUAL, *(pytest.param(client, marks=pytest.mark.clients) for client in OTHERS)]
-CLIENTS += [pytest.param(OPEN_WEBUI, marks=[pytest.mark.clients, needs_espeak, needs_browser])]
+CLIENTS += [pytest.param(one, marks=[pytest.mark.clients, needs_espeak, needs_browser]) for one in OPEN_WEBUI]
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +170,7 @@ def test_a_client_works_as_with_the_service_it_was_made_for(
     # Nothing else: no proxy, and no setting of this person's, has a say.
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     environment |= {"BASE_URL": server.base_url, "API_KEY": server.admin_key.text, "MODEL": "service-plus"}
-    environment |= {"TOKENIZER": str(DEMO_CHAT), "FREE_PORT": str(unused_port())}
+    environment |= {"TOKENIZER": str(DEMO_CHAT), "FREE_PORT": str(unused_port()), "CHECKS": " ".join(client.checks)}
     environment |= {"PICTURES": str(ROOT / os.environ.get("PAGE_PICTURES", tmp_path))}
     if client.environment is not None:
         below = "node_modules/.bin" if client.environment == "agents" else "bin"
