@@ -99,8 +99,9 @@ def required_manifest(folder: Path) -> Manifest:
     """Return the manifest. Raises `WeightsError` if there is none."""
     manifest = read_manifest(folder)
     if manifest is None:
-        there = "has no manifest, so it was not pulled by Hearth" if folder.is_dir() else "is not there"
-        raise WeightsError(f"{folder.name} {there}. `hearth weights list` shows the folders.")
+        if folder.is_dir():
+            raise WeightsError(f"{folder.name} was not pulled by Hearth: it has no manifest. Copy it with cp -r.")
+        raise WeightsError(f"{folder.name} is not there. `hearth weights list` shows the folders.")
     return manifest
 
 

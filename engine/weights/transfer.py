@@ -69,7 +69,8 @@ def found_below(folder: Path) -> dict[str, Path]:
     found = {one.folder: folder / one.folder for one in there if one.state in {"complete", "damaged"}}
     if not found:
         raise WeightsError(
-            f"{folder} has no model with a {manifest.MANIFEST}. Name the folder that `hearth weights export` wrote."
+            f"{folder} has no model with a {manifest.MANIFEST}. Name the folder that `hearth weights export` wrote; a "
+            "folder of your own is copied into the weights directory with cp -r."
         )
     return found
 

@@ -15,8 +15,9 @@ from server.instance import InstanceError, only_one, running_pid
 from server.observability.moments import iso, past
 from server.settings import database_url, load_settings
 from server.store.audit import AuditEntry, read_entries
-from server.store.database import parse_url
+from server.store.database import Database, parse_url
 from server.store.errors import StoreError
+from server.store.keys import KeyStore
 from server.store.schema import utc_now
 from server.store.sqlite import SQLITE
 from server.store.sqlite import restore as put_back
@@ -48,9 +49,16 @@ def backup(
     data_dir: DataDir = None,
 ) -> None:
     """Copy the whole database (keys, usage, audit log) while the server runs."""
-    in_store(load_settings(data_dir=data_dir), lambda database: database.backup(path))
+    settings = load_settings(data_dir=data_dir)
+
+    async def copy(database: Database) -> int:
+        await database.backup(path)
+        return len(await KeyStore(database).list())
+
+    keys = in_store(settings, copy)
     typer.echo(
-        f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB). It contains hashes of the keys: store it safely."
+        f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB), with {keys} keys of {settings.data_dir}. "
+        "It contains their hashes: store it safely."
     )
     typer.echo("Files of batches are not in it, nor are images and logs.")
     typer.echo(f"To put it back: stop the server, then {HEARTH} restore {path}")

@@ -22,6 +22,7 @@ from server.store.database import Database
 from server.store.errors import KeyFieldError
 from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore, plan_key, public_id_in
 from server.store.schema import utc_now
+from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH, table
 
 _CREATED = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits")
@@ -110,6 +111,7 @@ def create(  # noqa: PLR0913 - one argument per option
         rights, limits = (tier, scope or DEFAULT_SCOPES, model or None, expires_at), KeyLimits(**own)
         return await KeyStore(database).create(name, *rights, notes=notes, limits=limits)
 
+    note = _on_new_database(settings)
     text, key = in_store(settings, make, make_store=True)
     data = _data(key, config.tiers)
     until = f"until {_minute(key.expires_at)}" if key.expires_at else "without an end date"
@@ -119,18 +121,29 @@ def create(  # noqa: PLR0913 - one argument per option
         f"{_sentence(data)}\n",
         text,
         _ONCE,
+        *note,
         as_json=as_json,
     )
+
+
+def _on_new_database(settings: Settings) -> list[str]:
+    """Say that `create` makes a database, if it will: a running server may have another one."""
+    file = settings.data_dir / FILE_NAME
+    if settings.database_url is not None or file.exists():
+        return []
+    other = "A server with another data directory does not know it: name that with hearth keys --data-dir DIR."
+    return [f"{file} is a new key database. {other}"]
 
 
 def _create_all(settings: Settings, config: Config, file: Path, *, as_json: bool) -> None:
     """Make a key of each row of a CSV file. Where one is wrong none is made, and all that are wrong are named."""
     planned = _planned(config, file)
+    note = _on_new_database(settings)
     made = in_store(settings, lambda database: KeyStore(database).create_all(planned), make_store=True)
     data = [{"key": text, **_data(key, config.tiers)} for text, key in made]
     rows = [(key.public_id, key.name, key.tier, _minute(key.expires_at), text) for text, key in made]
     shown = {"keys": [{name: one[name] for name in ("key", *_CREATED, "effective_limits")} for one in data]}
-    tell(shown, table(("id", "name", "tier", "until", "key"), rows), _ALL_ONCE, as_json=as_json)
+    tell(shown, table(("id", "name", "tier", "until", "key"), rows), _ALL_ONCE, *note, as_json=as_json)
 
 
 def _planned(config: Config, file: Path) -> list[ApiKey]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli.options import AsJson, DataDir, read_time, refuse, tell
+from server.cli.options import AsJson, DataDir, read_time, tell
 from server.instance import no_server
 from server.observability.moments import moment, past
 from server.observability.status import Refusal, ask_refusals
@@ -20,23 +20,20 @@ _ANSWER_SECONDS = 10.0
 
 def requests(
     *,
-    refused: Annotated[
-        bool, typer.Option("--refused", help="Required: only refused and failed requests are kept.")
-    ] = False,
+    refused: Annotated[  # noqa: ARG001  # as over HTTP; what else there is to show may come
+        bool, typer.Option("--refused", help="The default: no others are kept.")
+    ] = True,
     since: Annotated[str, typer.Option(help="Start: 1h (also m, d, w), 2026-11-21.")] = "1h",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number, newest first.")] = 100,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the latest requests that were refused or failed. The server keeps the last 1,000, until it is restarted.
+    """Show the latest requests that were refused or failed.
 
+    The server keeps the last 1,000, until it is restarted; logs/access.jsonl has a line for each request.
     `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours.
     `model` may be one that the key may not use.
     """
-    if not refused:
-        refuse(
-            "Give --refused: no others are kept. logs/access.jsonl in the data directory has a line for each request."
-        )
     start = read_time("--since", since, past, datetime.now(UTC))
     folder = load_settings(data_dir=data_dir).data_dir
     found = ask_refusals(folder, _ANSWER_SECONDS)
