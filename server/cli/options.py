@@ -105,9 +105,9 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
 
     if not make_store and settings.database_url is None and not (settings.data_dir / FILE_NAME).exists():
         raise StoreError(
-            f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: "
-            f"{keys_command(settings, 'create')}; 2. name the server's data directory with --data-dir (of keys: "
-            f"{HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR."
+            f"There is no key store in {settings.data_dir}. Pick one: 1. name the server's data directory with "
+            f"--data-dir (of keys: {HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR; 2. make the first key: "
+            f"{keys_command(settings, 'create')}."
         )
 
     async def opened() -> T:

@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import shutil
 import socket
 import time
 from collections import Counter
@@ -73,6 +74,9 @@ def degraded(app: FastAPI) -> str | None:
             "The key database cannot be written, as when its disk is full: keys still work, changes of keys get 503, "
             "and usage waits in memory."
         )
+    settings = app.state.settings
+    if shutil.disk_usage(settings.data_dir).free < settings.disk_reserve_gib * 2**30:
+        return "Less of the disk is free than HEARTH_DISK_RESERVE_GIB says: files and recordings get 507, batches wait."
     return None
 
 

@@ -242,7 +242,7 @@ def _slices(sound: NDArray[np.float32], size: int) -> list[NDArray[np.float32]]:
 
 def _nothing_to_say(job: SpeechJob) -> RequestError:
     return RequestError(
-        f"input has no letters that this voice knows: it speaks {language_name(job.language)}. Write the text in "
+        f"`input` has no letters that this voice knows: it speaks {language_name(job.language)}. Write the text in "
         "that language, or choose a voice of another one (GET /v1/audio/voices lists them).",
         param="input",
     )

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from server.cli.status import duration, memory_text, served_with, shown, work_te
 from server.instance import only_one
 from server.observability.metrics import LastMinute
 from server.observability.status import FILE, Status, StatusError, ask
-from server.observability.status_server import status_socket
+from server.observability.status_server import degraded, status_socket
+from server.settings import load_settings
 from server.store.usage import Usage
 
 GIB = 2**30
@@ -186,6 +188,15 @@ async def test_what_a_killed_server_left_is_in_nobodys_way(tmp_path: Path):
 
     async with status_socket(tmp_path, {"status": read}):
         assert await asyncio.to_thread(ask, tmp_path, 10) == STATUS
+
+
+@pytest.mark.parametrize(("reserve_gib", "told"), [(0, None), (2**20, "HEARTH_DISK_RESERVE_GIB")])
+def test_a_disk_with_less_than_the_reserve_is_told(tmp_path: Path, reserve_gib: float, told: str | None):
+    settings = load_settings(data_dir=tmp_path).model_copy(update={"disk_reserve_gib": reserve_gib})
+    database = SimpleNamespace(failing=None, unwritable=None)
+    found = degraded(SimpleNamespace(state=SimpleNamespace(database=database, settings=settings)))  # type: ignore[arg-type]
+    assert (found is None) == (told is None)
+    assert (told or "") in (found or "")
 
 
 def test_a_server_that_does_not_move_is_told_from_none(tmp_path: Path):

@@ -42,7 +42,8 @@ def fill(ballast: Path, spare_bytes: int = 0) -> None:
 def test_a_full_disk_is_named_while_it_lasts_and_costs_two_lines(folder: Path) -> None:
     (folder / "models.yaml").write_text(VOICES_ONLY)
     ballast = folder / "data" / "ballast"
-    with Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml")}) as server:
+    environment = {"HEARTH_MODELS": str(folder / "models.yaml"), "HEARTH_DISK_RESERVE_GIB": "0"}
+    with Server(folder, environment=environment) as server:
         key = server.make_key("emma", tier="standard")
         headers = {"Authorization": f"Bearer {key.text}"}
 
