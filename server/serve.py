@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import shlex
 import signal
 import socket
 import sys
@@ -320,6 +321,9 @@ class Banner:
             self._say(f"In a browser: {page}")
             if self._once is not None:
                 self._say(f"Signs in there without the key, once and within 10 minutes: {page}#once={self._once}")
+        if "data_dir" in settings.model_fields_set and "HEARTH_DATA_DIR" not in os.environ:  # by a flag
+            where = shlex.quote(str(settings.data_dir.absolute()))
+            self._say(f"For the other commands, in their terminals: export HEARTH_DATA_DIR={where}")
         self._say("Loading the models:")
 
     def _announce(self, engine: Engine) -> None:
