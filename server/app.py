@@ -48,7 +48,7 @@ from server.observability.lately import Lately
 from server.observability.metrics import CachedPage, Metrics
 from server.observability.status_server import Inspection, Peers
 from server.observability.tracing import Tracing
-from server.settings import Settings, database_url, files_bucket, files_folder
+from server.settings import Settings, database_url, files_bucket, files_folder, reserve_bytes
 from server.store.batches import BatchStore
 from server.store.database import Database
 from server.store.key_cache import KeyCache
@@ -193,7 +193,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             app.state.image_files = image_files
             app.state.image_links = await _image_links(database, settings.data_dir)
             app.state.batch_runner = None
-            app.state.recordings = Folder(settings.data_dir / "recordings", kept_free_bytes=_reserve_bytes(settings))
+            app.state.recordings = Folder(settings.data_dir / "recordings", kept_free_bytes=reserve_bytes(settings))
             await app.state.recordings.open()
             await engine.start()
             try:
@@ -210,7 +210,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
 
 
 def _batch_folder(settings: Settings) -> Folder:
-    kept_free_bytes = _reserve_bytes(settings)
+    kept_free_bytes = reserve_bytes(settings)
     if (bucket := files_bucket(settings)) is not None:
         return BucketFolder(settings.data_dir / "copies", Bucket(bucket), kept_free_bytes=kept_free_bytes)
     shared = files_folder(settings)
@@ -247,10 +247,6 @@ def _batch_runner(app: FastAPI, settings: Settings) -> Runner:
     runner = Runner(store, folder, KeyStore(state.database), lines, limits, draining=lambda: state.drain.draining)
     state.batch_store, state.batch_folder, state.batch_runner = store, folder, runner
     return runner
-
-
-def _reserve_bytes(settings: Settings) -> int:
-    return int(settings.disk_reserve_gib * 2**30)
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

@@ -177,6 +177,11 @@ def files_bucket(settings: Settings) -> str | None:
     return settings.files_url if settings.files_url is not None and settings.files_url.startswith("s3:") else None
 
 
+def reserve_bytes(settings: Settings) -> int:
+    """Return what files leave free on the disk of the data directory."""
+    return int(settings.disk_reserve_gib * 2**30)
+
+
 def database_url(settings: Settings) -> str:
     """Return where keys, limits and usage are kept. It may hold a password: for `Database.open` alone."""
     if settings.database_url is not None:

@@ -15,14 +15,24 @@ from engine.config import Config, TierSpec, load_config
 from engine.errors import EngineError
 from server.api.admin.schema import Key
 from server.auth.rights import check_rights, check_scopes, working_admins
-from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
+from server.cli.options import (
+    AsJson,
+    Commands,
+    DataDir,
+    Models,
+    in_store,
+    key_named,
+    missing_store,
+    read_time,
+    refuse,
+    tell,
+)
 from server.observability.moments import MomentError, future, span
 from server.settings import Settings, load_settings
 from server.store.database import Database
 from server.store.errors import KeyFieldError
 from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore, plan_key, public_id_in
 from server.store.schema import utc_now
-from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH, table
 
 _CREATED = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits")
@@ -128,10 +138,9 @@ def create(  # noqa: PLR0913 - one argument per option
 
 def _on_new_database(settings: Settings) -> list[str]:
     """Say that `create` makes a database, if it will: a running server may have another one."""
-    file = settings.data_dir / FILE_NAME
-    if settings.database_url is not None or file.exists():
+    if (file := missing_store(settings)) is None:
         return []
-    other = "A server with another data directory does not know it: name that with hearth keys --data-dir DIR."
+    other = f"A server with another data directory does not know it: name that with {HEARTH} keys --data-dir DIR."
     return [f"{file} is a new key database. {other}"]
 
 

@@ -100,10 +100,9 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
     from server.settings import database_url
     from server.store.database import Database
     from server.store.errors import StoreError
-    from server.store.sqlite import FILE_NAME
     from server.terminal import HEARTH, keys_command
 
-    if not make_store and settings.database_url is None and not (settings.data_dir / FILE_NAME).exists():
+    if not make_store and missing_store(settings) is not None:
         raise StoreError(
             f"There is no key store in {settings.data_dir}. Pick one: 1. name the server's data directory with "
             f"--data-dir (of keys: {HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR; 2. make the first key: "
@@ -115,6 +114,14 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
             return await work(database)
 
     return asyncio.run(opened())
+
+
+def missing_store(settings: Settings) -> Path | None:
+    """Return the key database's file where there is none yet."""
+    from server.store.sqlite import FILE_NAME
+
+    file = settings.data_dir / FILE_NAME
+    return None if settings.database_url is not None or file.exists() else file
 
 
 def key_named(given: str | None) -> str | None:

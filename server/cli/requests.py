@@ -20,7 +20,7 @@ _ANSWER_SECONDS = 10.0
 
 def requests(
     *,
-    refused: Annotated[  # noqa: ARG001  # as over HTTP; what else there is to show may come
+    refused: Annotated[  # noqa: ARG001  # over HTTP it has to be said
         bool, typer.Option("--refused", help="The default: no others are kept.")
     ] = True,
     since: Annotated[str, typer.Option(help="Start: 1h (also m, d, w), 2026-11-21.")] = "1h",

@@ -45,6 +45,7 @@ from server.observability.status import (
     Status,
     near,
 )
+from server.settings import reserve_bytes
 from server.store.usage import Usage
 
 _log = logging.getLogger("hearth.status")
@@ -75,7 +76,7 @@ def degraded(app: FastAPI) -> str | None:
             "and usage waits in memory."
         )
     settings = app.state.settings
-    if shutil.disk_usage(settings.data_dir).free < settings.disk_reserve_gib * 2**30:
+    if shutil.disk_usage(settings.data_dir).free < reserve_bytes(settings):
         return "Less of the disk is free than HEARTH_DISK_RESERVE_GIB says: files and recordings get 507, batches wait."
     return None
 

@@ -60,21 +60,19 @@ class FrontEndLessons(Lessons):
         return lessons
 
     def promised(self) -> list[Lesson]:
-        """Each conversation with an answer in each task, those for tools without one, plain ones typed carelessly."""
-        tasks = [
+        """Each conversation with an answer in each task, those for tools without one, plain ones typed carelessly.
+
+        Plain ones under a long system prompt, too, if such are taught.
+        """
+        asked = [
             self.asked(task, _history(one), self.topic(one))
             for task in self.front_ends["tasks"]
             for one in self.answered
         ]
-        return [
-            self.lesson(one)
-            for one in [
-                *tasks,
-                *self.toolless,
-                *map(self.careless, self.worded),
-                *map(self.under_long_prompt, self.worded if self.long_prompts else []),
-            ]
-        ]
+        asked += [*self.toolless, *map(self.careless, self.worded)]
+        if self.long_prompts:
+            asked += map(self.under_long_prompt, self.worded)
+        return [self.lesson(one) for one in asked]
 
     def without_tool(self, one: Conversation) -> Conversation:
         """The same where no tool is offered."""

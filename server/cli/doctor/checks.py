@@ -36,7 +36,7 @@ from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
 from server.cli.weights import verified
 from server.http.tls import TlsError, certificate_of
-from server.settings import Settings, is_loopback
+from server.settings import Settings, is_loopback, reserve_bytes
 from server.store.errors import StoreError
 from server.store.migrations import HEAD
 from server.store.sqlite import FILE_NAME, prepare
@@ -456,7 +456,7 @@ def disk(case: Case) -> Iterator[Finding]:
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
         if free < 256 * 2**20:
             yield problem(message, "free space: without it neither keys nor usage can be written")
-        elif name == "data" and free < case.settings.disk_reserve_gib * 2**30:
+        elif name == "data" and free < reserve_bytes(case.settings):
             yield warning(
                 f"{message}: files and recordings are refused", "free space, or lower HEARTH_DISK_RESERVE_GIB"
             )

@@ -1,5 +1,5 @@
-"""Open WebUI in a browser, set up with its block of docs/clients.md and nothing else: it gives a chat its
-title and tags, answers from ten texts and names the right one, writes down what is dictated, and has a picture edited.
+"""Open WebUI in a browser, set up with its block of docs/clients.md and nothing else: it gives a chat its title and
+tags, answers from ten texts and names the right one, writes down what is dictated, and has a picture edited.
 """
 
 import contextlib
