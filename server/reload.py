@@ -31,8 +31,7 @@ async def reload_config(app: FastAPI) -> None:
         outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=certificate)
     else:
         changes = outcome.sentences()
-        level = logging.WARNING if changes else logging.INFO
-        _log.log(level, "models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
+        _log.info("models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
     try:
         async with app.state.reloading:  # in the order in which they began
             await asyncio.to_thread(write_outcome, app.state.settings.data_dir, outcome)

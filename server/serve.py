@@ -24,11 +24,11 @@ from engine.pool.records import compiler
 from server.app import HearthApp, create_app
 from server.http.disconnect import Drain
 from server.http.protocol import http_config
-from server.http.tls import certificate_of
+from server.http.tls import Certificate, certificate_of
 from server.instance import only_one
 from server.observability.status_server import answers, status_socket
 from server.reload import reload_config, renew_certificate
-from server.settings import Settings, database_url, is_loopback
+from server.settings import Settings, database_url, is_loopback, outside_address
 from server.store.database import Database
 from server.store.keys import SCOPES, KeyStore, public_id_in
 from server.terminal import HEARTH, keys_command, time_left
@@ -71,10 +71,11 @@ def run(settings: Settings, config: Config) -> None:
         first_key = runner.run(_first_key(settings, config))
         app = create_app(settings, config)
         once = first_key and app.state.once_links.make(public_id_in(first_key) or "")
-        banner = Banner(settings, listener.getsockname()[1], first_key, once)
+        banner = Banner(settings, listener.getsockname()[1], certificate, first_key, once)
         app.state.base_url, app.state.certificate = banner.base_url, certificate
         server = _Server(app, banner)
         runner.run(server.serve(sockets=[listener]))
+        banner.ended()
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
         # still renders or tokenises for a client that left would hold us up for minutes.
         sys.stdout.flush()
@@ -184,13 +185,6 @@ def _base_url(settings: Settings, address: str, port: int) -> str:
     return f"{scheme}://[{address}]:{port}/v1" if ":" in address else f"{scheme}://{address}:{port}/v1"
 
 
-def _outside_address() -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, the kernel picks a route
-        return str(probe.getsockname()[0])
-    return None
-
-
 def listen(settings: Settings) -> socket.socket:
     """Take the port before anything else, so that a second server fails at once and in plain words."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -249,12 +243,20 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
 class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
-    def __init__(self, settings: Settings, port: int, first_key: str | None, once: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        port: int,
+        certificate: Certificate | None,
+        first_key: str | None,
+        once: str | None = None,
+    ) -> None:
         self._anywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104  # asked for, see _first_key
         self.base_url = _base_url(settings, "127.0.0.1" if self._anywhere else settings.host, port)
         """For clients on this machine."""
         self._settings = settings
         self._port = port
+        self._certificate = certificate
         self._first_key = first_key
         self._once = once
         self._console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -304,11 +306,21 @@ class Banner:
     def close(self) -> None:
         self._bars.stop()
 
+    def ended(self) -> None:
+        self._say("Stopped.")
+
     def _greet(self) -> None:
         settings = self._settings
         self._say(f"\nHearth listens. Base URL: {self.base_url}")
-        if self._anywhere and (address := _outside_address()) is not None:
+        hosts = ["127.0.0.1" if self._anywhere else settings.host]
+        if self._anywhere and (address := outside_address(settings.host)) is not None:
             self._say(f"From other machines: {_base_url(settings, address, self._port)}")
+            hosts.append(address)
+        if self._certificate and (unnamed := [host for host in hosts if not self._certificate.names(host)]):
+            self._say(
+                f"The certificate {settings.tls_cert} is not for {' and '.join(unnamed)}: clients refuse the server by "
+                "such an address. Use a name that it is for (docs/operations.md#https)."
+            )
         if settings.tls_cert is None and not settings.trusted_proxies and not is_loopback(settings.host):
             self._say(
                 "Without HTTPS others on the network can read keys and conversations: use --tls-cert or a proxy "
@@ -363,7 +375,10 @@ class Banner:
         sent = f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
         if "file" in body:
             sent = " ".join(f"-F {name}={value}" for name, value in body.items())
-        return f'curl {self.base_url}{path} -H "Authorization: Bearer {self._first_key or "$HEARTH_KEY"}" {sent}{rest}'
+        key, url, shown = self._first_key or "$HEARTH_KEY", f"{self.base_url}{path}", self._certificate
+        if shown is not None and not shown.trusted():
+            url = f"--cacert {shlex.quote(str(shown.cert))} {url}"
+        return f'curl {url} -H "Authorization: Bearer {key}" {sent}{rest}'
 
 
 class Systemd:

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -78,6 +79,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def outside_address(host: str) -> str | None:
+    """Return by which address other machines reach a server that listens on `host`, None where that is not known."""
+    if host not in {"0.0.0.0", "::"}:  # noqa: S104
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, the kernel picks a route
+        return str(probe.getsockname()[0])
+    return None
 
 
 def _split_commas(value: Any) -> Any:

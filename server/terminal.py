@@ -5,6 +5,7 @@ import math
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def _lines(made: Table) -> Iterator[RenderableType]:
         ]
         yield name
         yield Padding(Text(", ").join(named), (0, 0, 0, 2))
+
+
+def wrapped(text: str, indent: int = 2) -> str:
+    """Break a sentence between words to fit a terminal; later lines are indented. In a pipe it stays one line."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(shutil.get_terminal_size().columns, 40)
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def time_left(seconds: float | None) -> str:

@@ -14,6 +14,7 @@ from engine.placement.hardware import GIB
 
 # Tokens of a block are a multiple of this: on a CPU, and with some kernels on GPUs, of the larger one.
 GPU_BLOCK, CPU_BLOCK = 16, 128
+CPU_CACHE_GIB = 1.0  # on a CPU, where models.yaml names no size
 # A state beside the one that is computed next: vLLM keeps it for prompts that begin alike.
 _STATES_OF_A_CHAT = 2
 # Tokens that vLLM computes in one step, by the memory of the GPU (its `get_batch_defaults`), in two steps at a time:

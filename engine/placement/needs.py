@@ -29,7 +29,7 @@ from engine.config.models import VariantSpec
 from engine.errors import LoadError
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
-from engine.placement.kv_cache import CPU_BLOCK, GPU_BLOCK, KvCache, tokens_in_flight
+from engine.placement.kv_cache import CPU_BLOCK, CPU_CACHE_GIB, GPU_BLOCK, KvCache, tokens_in_flight
 from engine.placement.types import Device, Need
 from engine.weights.adapters import LoraAdapter, room_bytes
 from engine.weights.manifest import is_complete
@@ -173,6 +173,10 @@ def _need(  # noqa: PLR0913  # each of them tells a size
             longest = variant.max_context_length or 0
         cache = _cache(variant, split, gpu_bytes, halved=spec.engine.kv_cache_dtype != "auto")
         fixed_gib = spec.engine.kv_cache_gib
+        if not split and variant.id == spec.weights:  # on a CPU such a folder gets what its cache has room for
+            fixed_gib = fixed_gib or CPU_CACHE_GIB
+            if cache is not None and spec.engine.context_length is None:
+                context = cache.longest(int(fixed_gib * GIB), variant.max_context_length or context) or context
     elif isinstance(spec, AuxiliaryModelSpec) and variant.kv_kib_per_token:  # it has a decoder
         said = spec.engine.max_input_tokens if isinstance(spec, PoolingModelSpec) else None
         tokens = variant.chats * (said or variant.context_length or DEFAULT_CONTEXT)

@@ -39,6 +39,7 @@ from engine.demo import weights_dir
 from engine.errors import LoadError, StartError
 from engine.media import Pictures, PixelLoad
 from engine.placement.hardware import GIB, Hardware, Prefer, meant_for, read_hardware
+from engine.placement.kv_cache import CPU_CACHE_GIB
 from engine.placement.needs import ContextNeeds, Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
@@ -569,7 +570,7 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
             f"of {needs.tables_bytes / GIB:.1f} GiB; the machine has {memory_bytes / GIB:.1f} GiB of memory. Write a "
             "smaller number there: the longest conversation that you want to serve."
         )
-    cache_gib = engine.kv_cache_gib or (None if hardware.gpus else processes.CPU_CACHE_GIB)
+    cache_gib = engine.kv_cache_gib or (None if hardware.gpus else CPU_CACHE_GIB)
     if cache_gib is None or not needs.is_exact:
         return spec
     wide = 2.0 if engine.dtype == "float32" else 1.0

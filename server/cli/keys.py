@@ -247,7 +247,7 @@ def show(context: typer.Context, key_or_name: Named, *, as_json: AsJson = False)
     rows = {
         "id": key.public_id,
         "name": key.name,
-        "state": _state(key) + (f", replaced by {key.replaced_by}" if key.replaced_by else ""),
+        "state": _state(key),
         "tier": key.tier,
         "scopes": ", ".join(data["scopes"]),
         "models": "all of its tier" if key.models is None else ", ".join(key.models),
@@ -458,7 +458,8 @@ def _state(key: ApiKey) -> str:
         return f"revoked {_day(key.revoked_at)}"
     if key.expires_at is None:
         return "active"
-    return f"{'until' if key.usable_at(utc_now()) else 'expired'} {_day(key.expires_at)}"
+    successor = f", replaced by {key.replaced_by}" if key.replaced_by else ""
+    return f"{'until' if key.usable_at(utc_now()) else 'expired'} {_day(key.expires_at)}{successor}"
 
 
 def _day(at: datetime | None) -> str:

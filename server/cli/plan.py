@@ -19,7 +19,7 @@ from engine.weights.safety import is_there
 from server.cli.add_voice import source_in
 from server.cli.options import AsJson, DataDir, Models, Preferred, WeightsDir, hardware_for, refuse, tell
 from server.settings import load_settings
-from server.terminal import HEARTH, print_rich, table
+from server.terminal import HEARTH, print_rich, table, wrapped
 
 Missing = list[tuple[ModelSpec, VariantSpec]]
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
@@ -73,12 +73,12 @@ def show(found: Plan) -> None:
         typer.echo(f"No GPUs: {found.hardware.problem}.")
     print_rich(table(_COLUMNS, map(_row, found.engines)))
     for one in found.models:
-        typer.echo(f"{one.id}: {one.why}")
+        typer.echo(wrapped(f"{one.id}: {one.why}"))
     typer.echo("")
     for use in found.devices:
-        typer.echo(use_line(use))
+        typer.echo(wrapped(use_line(use)))
     for warning in warnings_of(found):
-        typer.echo(f"Warning: {warning}")
+        typer.echo(wrapped(f"Warning: {warning}"))
 
 
 def _row(one: Placed) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def _drawn(
 
 def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:
     if group == "key":
-        return f"{row.key} {names.get(row.key or '', '')}".rstrip()
+        return f"{row.key} {names.get(row.key or '', '(deleted)')}".rstrip()
     if group in {"hour", "day"}:
         return "" if row.start is None else row.start.strftime("%Y-%m-%d %H:00" if group == "hour" else "%Y-%m-%d")
     return str(getattr(row, group))

@@ -185,7 +185,7 @@ class Ingress(Replica):
         config = await asyncio.to_thread(load_config, path)
         await self._app.state.engine.take_over(config)
         self._app.state.metrics.models = config.entries
-        _log.warning("models.yaml was taken over as it was deployed.")
+        _log.info("models.yaml was taken over as it was deployed.")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return OwnHttp(self._app)

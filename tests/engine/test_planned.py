@@ -18,6 +18,8 @@ from engine.errors import LoadError, StartError
 from engine.media import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
 from engine.placement.needs import Footprints, own_folders
+from engine.placement.plan import plan
+from engine.placement.types import Plan
 from engine.pool.loader import Loader, Planned, with_fitting_context
 from engine.pool.records import CompiledModels
 from engine.weights.manifest import Manifest, ModelFile, write_manifest
@@ -173,6 +175,11 @@ def test_an_own_folder_is_planned_by_its_files(tmp_path: Path):
     # 3 layers with a window, and none with full attention; 2 KV heads of 64, keys and values, two bytes each
     assert (found.kv_kib_per_token, found.sliding_window, found.groups) == (3 * 2 * 64 * 2 * 2 / 1024, 768, 1)
     assert (found.context_length, found.max_context_length) == (4096, 32768)
+    on_cpu = plan(config_of(spec), imagined("cpu"), folders={"a": (found,)})
+    assert isinstance(on_cpu, Plan)
+    placed = on_cpu.of("a")
+    assert placed is not None  # what it is served with: what the cache has room for
+    assert (placed.context_length, placed.kv_bytes) == (32768, GIB)
 
 
 def test_an_own_folder_without_a_window_keeps_every_token(tmp_path: Path):

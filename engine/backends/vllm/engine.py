@@ -34,6 +34,7 @@ from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
 from engine.media import Pictures
 from engine.placement.hardware import read_hardware
+from engine.placement.kv_cache import CPU_CACHE_GIB
 from engine.process.parent import NICE_ON_CPU, give_way
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
@@ -537,7 +538,7 @@ def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:
     if processes.runs_on_cpu():
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-        cache_gib = cache_gib or processes.CPU_CACHE_GIB
+        cache_gib = cache_gib or CPU_CACHE_GIB
         from engine.backends.vllm.plugin import register_kernels
 
         kernels = None if launch.compiled else compat.apply("cpu kernels", register_kernels)

@@ -41,7 +41,6 @@ Started: TypeAlias = Callable[[BaseProcess], None]
 
 _log = logging.getLogger("hearth.vllm")
 
-CPU_CACHE_GIB = 1.0  # of KV cache on a CPU, where models.yaml names no size
 CONFIG_LOCK = threading.Lock()
 _fork_lock = threading.Lock()
 _settings_lock = threading.Lock()

@@ -35,8 +35,8 @@ from engine.weights.vectors import check_pooling_folder, read_layout
 from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
 from server.cli.weights import verified
-from server.http.tls import TlsError, certificate_of
-from server.settings import Settings, is_loopback, reserve_bytes
+from server.http.tls import Certificate, TlsError, certificate_of, first_certificate
+from server.settings import Settings, is_loopback, outside_address, reserve_bytes
 from server.store.errors import StoreError
 from server.store.migrations import HEAD
 from server.store.sqlite import FILE_NAME, prepare
@@ -154,7 +154,7 @@ def tls(case: Case) -> Iterator[Finding]:
     at = urlsplit(case.running.base_url)
     try:
         served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=10)  # looks only
-        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(_first_certificate(given.tls_cert))
+        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(first_certificate(given.tls_cert))
     except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
         return
     if not same:
@@ -183,63 +183,33 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
         return
     renew = f"renew it, then: {HEARTH} reload (or systemctl reload hearth)"
     try:
-        ends_at = _end_of(given.tls_cert, pair.context)
+        ends_at = pair.ends_at()
     except ssl.SSLCertVerificationError as error:
         wrong = _INVALID.get(error.verify_code, error.verify_message)
         yield problem(f"the certificate {given.tls_cert} {wrong}", renew)
         return
     message = f"the certificate {given.tls_cert} is valid until {datetime.fromtimestamp(ends_at, UTC):%Y-%m-%d}"
     yield ok(message) if ends_at - now > 21 * 86400 else warning(message, renew)
-    yield from _name(given, given.tls_cert, pair.context)
+    yield from _name(given, pair)
 
 
-def _name(given: Settings, cert: Path, server_context: ssl.SSLContext) -> Iterator[Finding]:
-    """Compare with the name that clients are told. Behind a proxy that one is the proxy's to prove."""
+def _name(given: Settings, pair: Certificate) -> Iterator[Finding]:
+    """Compare with the host that clients are told. Behind a proxy that one is the proxy's to prove."""
     public = urlsplit(given.public_base_url or "")
-    if public.scheme != "https" or given.trusted_proxies:
+    if given.trusted_proxies or (given.public_base_url and public.scheme != "https"):
         return
-    try:
-        _end_of(cert, server_context, public.hostname)
-    except ssl.SSLCertVerificationError as error:
+    if public.hostname and not pair.names(public.hostname):
         yield problem(
-            f"the certificate {cert} is not for the host of HEARTH_PUBLIC_BASE_URL: {error.verify_message}",
+            f"the certificate {given.tls_cert} is not for {public.hostname}, the host of HEARTH_PUBLIC_BASE_URL",
             "get one that names it, or correct HEARTH_PUBLIC_BASE_URL: clients refuse the server otherwise",
         )
-
-
-def _first_certificate(file: Path) -> str:
-    """Return the server's own certificate of a chain in PEM, which has to come first. Raises OSError."""
-    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(ssl.PEM_FOOTER)
-    return own[max(own.find(ssl.PEM_HEADER), 0) :] + end
-
-
-def trusting(cert: Path) -> ssl.SSLContext:
-    """Believe the first certificate of a file and no other, whatever its name. Raises OSError.
-
-    Those after it belong to authorities: trusted, they would vouch for every certificate that they have ever signed.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself to be believed
-    context.load_verify_locations(cadata=_first_certificate(cert))
-    return context
-
-
-def _end_of(cert: Path, server_context: ssl.SSLContext, name: str | None = None) -> float:
-    """Return when the certificate ends, by shaking hands with ourselves in memory, where it alone is trusted.
-
-    Raises ssl.SSLCertVerificationError for one that is not valid now, or not for `name`.
-    """
-    client_context = trusting(cert)
-    client_context.check_hostname = name is not None
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
-    for _ in range(3):  # hello, the server's certificate, the end
-        for side in (client, server):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    return float(ssl.cert_time_to_seconds(str((client.getpeercert() or {})["notAfter"])))
+    address = None if public.hostname or is_loopback(given.host) else outside_address(given.host)
+    if address and not pair.names(address):
+        yield warning(
+            f"the certificate {given.tls_cert} is not for {address}: clients that use this address refuse the server",
+            "HEARTH_PUBLIC_BASE_URL=https://NAME, a name that it is for, or one that has this address, too "
+            "(docs/operations.md#https)",
+        )
 
 
 def weights(case: Case) -> Iterator[Finding]:
@@ -449,6 +419,11 @@ def disk_usage(folder: Path) -> tuple[int, int, int]:
     return shutil.disk_usage(next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), "/"))
 
 
+def _reserve_bytes(case: Case) -> int:
+    told = None if case.running is None else case.running.reserve_bytes
+    return reserve_bytes(case.settings) if told is None else told
+
+
 def disk(case: Case) -> Iterator[Finding]:
     """What is left where data and weights are."""
     for name, folder in {"data": case.settings.data_dir, "weights": case.settings.weights_dir}.items():
@@ -456,7 +431,7 @@ def disk(case: Case) -> Iterator[Finding]:
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
         if free < 256 * 2**20:
             yield problem(message, "free space: without it neither keys nor usage can be written")
-        elif name == "data" and free < reserve_bytes(case.settings):
+        elif name == "data" and free < _reserve_bytes(case):
             yield warning(
                 f"{message}: files and recordings are refused", "free space, or lower HEARTH_DISK_RESERVE_GIB"
             )

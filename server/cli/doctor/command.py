@@ -22,7 +22,7 @@ from server.cli.options import AsJson, DataDir, Models, WeightsDir, refuse, tell
 from server.cli.status import follow, standing
 from server.observability.status import Status, StatusError, ask
 from server.settings import SettingsError, load_settings
-from server.terminal import HEARTH
+from server.terminal import HEARTH, wrapped
 
 _COLORS = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "bright_black"}
 
@@ -63,7 +63,7 @@ def doctor(  # noqa: PLR0913 - one argument per option
         if not as_json:
             took = "" if finding.seconds is None else f" ({finding.seconds * 1000:.0f} ms)"
             verdict = typer.style(f"{finding.verdict:<8}", fg=_COLORS[finding.verdict])
-            typer.echo(f"{verdict} {area:<10} {finding.message}{took}")
+            typer.echo(wrapped(f"{verdict} {area:<10} {finding.message}{took}", 20))
             if finding.remedy is not None:
                 typer.echo(f"{'':<19} -> {finding.remedy}")
     words = [f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")]

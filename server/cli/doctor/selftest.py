@@ -16,8 +16,8 @@ import httpx2
 
 from engine import AWAITS_TURN, Config
 from server.cli.doctor import Case, Finding, problem, skipped, warning
-from server.cli.doctor.checks import trusting
 from server.cli.options import in_store
+from server.http.tls import trusting
 from server.observability.status import Status
 from server.settings import Settings
 from server.store.errors import StoreError

@@ -178,3 +178,13 @@ def test_a_certificate_for_another_name_than_clients_are_told_is_a_problem(
     found = [one for one in checks.certificate(given, time.time()) if one.verdict == "problem"]
     assert len(found) == problems
     assert all("HEARTH_PUBLIC_BASE_URL" in one.message and "ai.example.org" in one.message for one in found)
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("localhost", False), ("192.0.2.7", True)])
+def test_a_certificate_that_does_not_name_the_address_of_the_server_is_warned_of(
+    tmp_path: Path, host: str, *, warned: bool
+):
+    pair = make_pair(tmp_path)
+    given = load_settings(tls_cert=pair.cert, tls_key=pair.key, host=host)
+    found = [one.message for one in checks.certificate(given, time.time()) if f"not for {host}" in one.message]
+    assert bool(found) is warned

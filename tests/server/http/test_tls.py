@@ -1,5 +1,6 @@
 """HTTPS spoken by Hearth itself: what it needs, what it says when it lacks that, and a certificate that is renewed."""
 
+import re
 import shutil
 import socket
 import ssl
@@ -88,6 +89,9 @@ def safe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Safe]:
 @pytest.mark.engine
 def test_it_serves_over_https_and_says_so(safe: Safe):
     assert safe.base_url.startswith("https://127.0.0.1:")
+    safe.wait_until_ready(250)
+    safe.wait_for_line(f"curl --cacert {re.escape(str(safe.pair.cert))} https://127")  # nobody else vouches for it
+    assert "is not for" not in safe.log()
     with safe.client() as client:
         listed = client.get("/v1/models").json()["data"]
         assert [model["id"] for model in listed] == ["service-voice"]
@@ -264,3 +268,12 @@ def test_a_start_with_a_bad_pair_ends_at_once_with_the_reason(pair: Pair, tmp_pa
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == ("--tls-cert is given without --tls-key: HTTPS needs both, the certificate and its key.\n")
+
+
+def test_it_is_known_which_addresses_a_certificate_is_for(tmp_path: Path):
+    pair = make_pair(tmp_path, authority=make_pair(tmp_path / "authority"))
+    found = certificate_of(load_settings(tls_cert=pair.cert, tls_key=pair.key))
+    assert found is not None
+    hosts = ("localhost", "127.0.0.1", "192.0.2.7", "ai.example.org")
+    assert [found.names(host) for host in hosts] == [True, True, False, False]
+    assert not found.trusted()
