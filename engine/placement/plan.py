@@ -129,9 +129,11 @@ class _Planner:
             tuple(replace(need, adapters_bytes=adapters) for need in needs_of(spec, variant, devices, self.footprints))
             for variant in self._variants(spec)
         )
-        fitting = tuple(needs for needs in offered if needs and pack({spec.id: needs}, devices) is not None)
+        alone = [(needs, pack({spec.id: needs}, devices)) for needs in offered if needs]
+        fitting = tuple(needs for needs, layout in alone if layout is not None)
         if fitting:
-            sizes = [max(need.least_bytes for need in needs) * max(1, needs[0].split) for needs in fitting]
+            placed = [layout.placed[spec.id] for _, layout in alone if layout is not None]
+            sizes = [one.device_bytes * max(1, len(one.gpus)) for one in placed]
             smallest = max(range(len(fitting)), key=lambda at: (-sizes[at], at))
             return _Choice(spec, fitting[smallest], fitting[:smallest], offered)
         if spec.demo is not None and spec.id not in self.folders:

@@ -259,3 +259,13 @@ def test_no_model_takes_turns_without_need_and_none_is_smaller_than_it_has_to_be
     for name, folder in chosen.items():
         for better in case.model(name).variants[: [one.id for one in case.model(name).variants].index(folder)]:
             assert not kept_with(case, chosen | {name: better.id}).fits()
+
+
+def test_a_variant_that_takes_its_share_of_two_gpus_is_not_the_smallest_one():
+    share = {"gpu_memory_utilization": 0.4}
+    split = variant("split", 1, tensor_parallel_sizes=[2], activations_gib=0.5)
+    whole = variant("whole", 2, tensor_parallel_sizes=[1], activations_gib=0.5)
+    others = (model("a", variant("a1", 1)), model("c", variant("c1", 4)))
+    found = plan(config_of(model("b", split, whole, engine=share), *others), imagined("2x8"))
+    assert isinstance(found, Plan)
+    assert [one.state for one in found.models] == ["resident"] * 3
