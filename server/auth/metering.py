@@ -499,8 +499,8 @@ def _no_images_left(spent: QuotaExceeded, images: int) -> ApiError:
     hours, minutes = divmod(int(spent.reset_seconds) // 60, 60)
     fewer = " Ask for fewer with `n`, or" if 0 < spent.remaining < images else " Until then"
     return _quota_spent(
-        f"Your key may make {spent.limit} images a day and has {spent.remaining} of them left; this request asks for"
-        f" {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask your"
+        f"Your key may make {spent.limit} image{'s' * (spent.limit > 1)} a day and has {spent.remaining} left; this"
+        f" request asks for {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask your"
         " administrator for more.",
         "images_per_day",
     )

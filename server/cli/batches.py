@@ -104,13 +104,16 @@ def run(  # noqa: PLR0913  # one argument per option
             if id_ is not None:
                 server.save(id_, target)
                 typer.echo(f"{'Answers' if id_ == batch['output_file_id'] else 'Errors'}: {target}")
+            elif target.exists():
+                typer.echo(f"Of an earlier run: {target}")
         if not keep:
             for id_ in filter(None, (sent["id"], batch["output_file_id"], batch["error_file_id"])):
                 server.delete(f"/files/{id_}")
     counts = batch["request_counts"]
     done = counts["completed"] + counts["failed"]
     rate = f"{done / seconds:.1f} lines a second" if seconds else ""
-    typer.echo(f"{batch['status']}: {counts['completed']} answers, {counts['failed']} errors, {seconds:.1f} s, {rate}")
+    said = f"{counts['completed']} answered, {counts['failed']} with an error, {seconds:.1f} s, {rate}"
+    typer.echo(f"{batch['status']}: {said if counts['total'] else 'the file was refused, and no line was answered'}")
     if counts["completed"] != counts["total"] or batch["status"] != "completed":
         raise typer.Exit(1)
 

@@ -232,7 +232,7 @@ class VllmChat(VllmEngine[ChatModelSpec]):
         self.chat, self.text, self.token_ids = serving.chat, serving.text, serving.token_ids
         self.tokenize, self.detokenize = serving.tokenize, serving.detokenize
         self.admission = serving.admission
-        self.context_length = serving.context_length
+        self.context_length, self.reasons = serving.context_length, serving.reasons
         self.lacks: frozenset[str] = frozenset()
         self.refused_adapters: Mapping[str, str] = {}
 

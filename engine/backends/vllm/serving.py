@@ -144,7 +144,7 @@ class Serving:
         self.context_length: int = engine.model_config.max_model_len
         self._limits = limits
         self._pictures = pictures
-        self._has_reasoning_parser = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
+        self.reasons = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
         self._core_waits_for_thoughts = core_waits_for_thoughts
         self._text: TextPrompts | None = None
         self.adapters: Mapping[str, Any] = {}
@@ -234,7 +234,7 @@ class Serving:
 
     def needs_parser(self, request: ChatRequest) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
-        return self.vllm.parser_cls is not None and (bool(request.tools) or self._has_reasoning_parser)
+        return self.vllm.parser_cls is not None and (bool(request.tools) or self.reasons)
 
     async def _render(self, request: ChatRequest) -> tuple[Any, Any]:
         """Return vLLM's request, and its inputs to the core. Pixels are freed before it waits for its turn.
@@ -309,7 +309,7 @@ class Serving:
             serving,
             vllm_request,
             streams,
-            count_reasoning=self._has_reasoning_parser,
+            count_reasoning=self.reasons,
             grammar_field=field,
         ), None
 

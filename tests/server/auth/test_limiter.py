@@ -96,7 +96,7 @@ async def test_too_many_images_are_refused_whole_with_the_numbers_and_the_hour(d
         error = caught.value
         assert (error.status, error.code, error.body()["type"]) == (429, "insufficient_quota", "rate_limit_error")
         assert error.headers == {"x-should-retry": "false"}
-        assert "3 images a day and has 1 of them left" in error.message
+        assert "3 images a day and has 1 left" in error.message
         assert "in 11 h 30 min" in error.message
         assert "`n`" in error.message
         await one.take_images(1)

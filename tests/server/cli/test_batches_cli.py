@@ -29,7 +29,7 @@ def test_run_takes_a_file_to_its_answers_and_leaves_nothing_behind(server: Serve
     file.write_bytes(jsonl([*(line(f"line {number}") for number in range(20)), line("wrong", temperature=9)]))
     done = hearth(server, key, "run", file)
     assert done.returncode == 1, done.stderr  # one line has an error
-    assert "completed: 20 answers, 1 errors" in done.stdout
+    assert "completed: 20 answered, 1 with an error" in done.stdout
     assert "lines a second" in done.stdout
     output, errors = (
         read_jsonl((tmp_path / f"questions.jsonl.{kind}.jsonl").read_bytes()) for kind in ("output", "errors")
@@ -54,6 +54,10 @@ def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: P
     file = tmp_path / "wrong.jsonl"
     file.write_bytes(b"nonsense\n")
     assert "names no `url`" in hearth(server, key, "run", file).stderr
+    before = tmp_path / "wrong.jsonl.output.jsonl"
+    before.write_text("of a run before")
     failed = hearth(server, key, "run", file, "--endpoint", "/v1/chat/completions")
     assert failed.returncode == 1
+    assert "failed: the file was refused, and no line was answered" in failed.stdout
+    assert f"Of an earlier run: {before}" in failed.stdout
     assert "line 1: This line is not a JSON object" in failed.stderr

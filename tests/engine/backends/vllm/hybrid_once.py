@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import AutoTokenizer, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from engine import ChatRequest, Engine, load_config
 from engine.demo import weights_dir
@@ -41,6 +41,9 @@ def make(folder: Path) -> None:
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([mark for mark in ("<think>", "</think>") if mark not in tokenizer.get_vocab()])
+    tokenizer.save_pretrained(folder)
     Qwen3NextForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
@@ -50,7 +53,7 @@ async def main(folder: Path) -> None:
     make(folder / "own")
     (folder / "models.yaml").write_text(
         f"models:\n  {MODEL}: {{task: chat, tier: t, capabilities: [chat], weights: own,"
-        " engine: {kv_cache_gib: 0.0625, context_length: 4096, tool_parser: none, reasoning_parser: none}}\n"
+        " engine: {kv_cache_gib: 0.0625, context_length: 4096, tool_parser: none, reasoning_parser: qwen3}}\n"
         "tiers:\n  t: {models: [t]}\n"
     )
     engine = Engine(load_config(folder / "models.yaml"), weights_dir=folder)
@@ -63,7 +66,9 @@ async def main(folder: Path) -> None:
         tokens = [(await fold(await each)).usage.completion_tokens for each in answers]
         room = engine._chat_backend(MODEL, MODEL)[0].admission._room
         groups = [[group.block_tokens, group.most_blocks] for group in room.kv_groups]
-        sys.stdout.write(json.dumps({"tokens": tokens, "room": room.kv_room, "groups": groups}) + "\n")
+        able = engine.models()[0].capabilities
+        found = {"tokens": tokens, "room": room.kv_room, "groups": groups, "capabilities": able}
+        sys.stdout.write(json.dumps(found) + "\n")
     finally:
         await engine.stop()
 

@@ -28,3 +28,4 @@ def test_a_model_with_linear_attention_is_let_in_by_its_blocks(tmp_path: Path):
     assert full is None
     assert states == [[block, 2]] * 3
     assert said["room"] > 7
+    assert said["capabilities"] == ["chat", "reasoning"]  # its parser of thinking sections was taken

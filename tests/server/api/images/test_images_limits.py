@@ -101,7 +101,7 @@ async def test_only_so_many_images_a_day_and_a_request_is_never_cut(painter: Ser
             refused = await client.post(GENERATE, json=PLAIN | {"n": 2, "stream": stream})
             assert_error(refused, 429, "insufficient_quota")
             assert refused.headers["x-should-retry"] == "false"
-            assert "3 images a day and has 1 of them left" in refused.json()["error"]["message"]
+            assert "3 images a day and has 1 left" in refused.json()["error"]["message"]
         assert await status(client, n=1, stream=True) == 200
         assert await status(client) == 429
         assert await status(other, n=3) == 200
