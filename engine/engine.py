@@ -431,9 +431,9 @@ class Engine:
             return info
         context_length = spec.engine.context_length
         with contextlib.suppress(EngineError):
-            backend = self._chat_backend(spec.id, self._any_engine(spec.id))[0]
-            context_length = backend.context_length
-            if backend.reasons:
+            chat = self._chat_backend(spec.id, self._any_engine(spec.id))[0]
+            context_length = chat.context_length
+            if chat.reasons:
                 info = replace(info, capabilities=(*info.capabilities, "reasoning"))
         longest = spec.engine.max_output_tokens or context_length
         return replace(info, context_length=context_length, max_output_tokens=longest)
