@@ -105,6 +105,10 @@ def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[De
         return Refusal((model,), message, 0, 0, change)
     pairs = [(need, _fullest(need, devices)) for need in options]
     need, device = min(pairs, key=lambda pair: (max(0, _missing(*pair)) * max(1, pair[0].split), pair[0].split))
+    ram = devices[-1]
+    if need.runs_on(device) and _missing(need, device) <= 0 and need.ram_bytes > ram.budget_bytes:
+        message = f"{model}: {need.variant.id}, its smallest, keeps {gib(need.ram_bytes)} of weights in RAM; there "
+        return Refusal((model,), message + _there(ram), need.ram_bytes, ram.budget_bytes, "")
     message, available = _why_not_on(need, device)
     change = "" if need.runs_on(device) else "a newer GPU, or a variant for older ones in models.yaml"
     split = min(max(1, option.split) for option in options)

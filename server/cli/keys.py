@@ -330,7 +330,8 @@ def rotate(
     text, new, old = in_store(load_settings(**context.obj), work)
     tell(
         {"key": text, **Key.model_validate(new).model_dump(), "replaces": old.public_id},
-        f"Key {new.public_id} replaces {old.public_id} ({old.name}), which works until {_minute(old.expires_at)}.\n",
+        f"Key {new.public_id} replaces {old.public_id} ({old.name}), which works until {_minute(old.expires_at)}."
+        f" The new one {f'works until {_minute(new.expires_at)}' if new.expires_at else 'has no end'}.\n",
         text,
         _ONCE,
         as_json=as_json,

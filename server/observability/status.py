@@ -226,6 +226,8 @@ class Status(_Part):
     traces: str | None = None
     """Host of the collector that gets a span of each request; null: tracing is off."""
     paths: Paths
+    host: str | None = None
+    """What it listens on. null: a server of an older release."""
     reserve_bytes: int | None = None
     """What uploads leave free on the disk. null: a server of an older release."""
     refused: list[Refusal] = []

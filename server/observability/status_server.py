@@ -112,6 +112,7 @@ async def read_status(app: FastAPI) -> Status:
         no_gpus=hardware.problem,
         traces=app.state.tracing and app.state.tracing.collector,
         paths=Paths(**{name: path and str(path.absolute()) for name, path in paths.items()}),
+        host=settings.host,
         reserve_bytes=reserve_bytes(settings),
         last_minute=_requests(app.state.metrics.last_requests),
         refused=app.state.lately.refused()[:_SHOWN],

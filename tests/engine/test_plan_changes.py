@@ -269,3 +269,11 @@ def test_a_variant_that_takes_its_share_of_two_gpus_is_not_the_smallest_one():
     found = plan(config_of(model("b", split, whole, engine=share), *others), imagined("2x8"))
     assert isinstance(found, Plan)
     assert [one.state for one in found.models] == ["resident"] * 3
+
+
+def test_weights_that_wait_in_ram_are_said_to_lack_it():
+    offloaded = variant("offloaded", 15, resident_gib=4, activations_gib=1)
+    found = plan(config_of(model("a", offloaded)), imagined("1x24", ram_gib=8))
+    assert isinstance(found, Refusal)
+    assert re.fullmatch(r"a: offloaded, its smallest, keeps 15.0 GiB of weights in RAM; there are .*", found.message)
+    assert "GiB more RAM" in found.change

@@ -52,7 +52,11 @@ def settings(case: Case) -> Iterator[Finding]:
     given = case.settings
     wrong = list(_contradictions(given))
     names = given.model_fields_set
-    which = f"set are {', '.join(sorted(f'HEARTH_{name.upper()}' for name in names))}" if names else "all as shipped"
+    which = (
+        f"set in this terminal are {', '.join(sorted(f'HEARTH_{name.upper()}' for name in names))}"
+        if names
+        else "all as shipped"
+    )
     yield from wrong or [ok(f"valid; {which}")]
     if case.running is None:
         return
@@ -165,11 +169,12 @@ def tls(case: Case) -> Iterator[Finding]:
 
 
 def with_running_tls(case: Case) -> Settings:
-    """Return the settings with certificate and key as the running server was given them, by whatever way."""
+    """Return the settings with host, certificate and key as the running server was given them, by whatever way."""
     if case.running is None:
         return case.settings
     given = case.running.paths.model_dump(include={"tls_cert", "tls_key"})
-    return case.settings.model_copy(update={name: path and Path(path) for name, path in given.items()})
+    host = case.running.host or case.settings.host
+    return case.settings.model_copy(update={"host": host} | {name: path and Path(path) for name, path in given.items()})
 
 
 def certificate(given: Settings, now: float) -> Iterator[Finding]:
@@ -433,7 +438,9 @@ def disk(case: Case) -> Iterator[Finding]:
             yield problem(message, "free space: without it neither keys nor usage can be written")
         elif name == "data" and free < _reserve_bytes(case):
             yield warning(
-                f"{message}: files and recordings are refused", "free space, or lower HEARTH_DISK_RESERVE_GIB"
+                f"{message}, less than HEARTH_DISK_RESERVE_GIB ({_reserve_bytes(case) / 2**30:g}): files and "
+                "recordings are refused",
+                "free space, or lower HEARTH_DISK_RESERVE_GIB",
             )
         elif free < 0.05 * total:
             yield warning(message, f"free space: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
