@@ -252,7 +252,8 @@ class Banner:
         once: str | None = None,
     ) -> None:
         self._anywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104  # asked for, see _first_key
-        self.base_url = _base_url(settings, "127.0.0.1" if self._anywhere else settings.host, port)
+        self._host = "127.0.0.1" if self._anywhere else settings.host
+        self.base_url = _base_url(settings, self._host, port)
         """For clients on this machine."""
         self._settings = settings
         self._port = port
@@ -312,7 +313,7 @@ class Banner:
     def _greet(self) -> None:
         settings = self._settings
         self._say(f"\nHearth listens. Base URL: {self.base_url}")
-        hosts = ["127.0.0.1" if self._anywhere else settings.host]
+        hosts = [self._host]
         if self._anywhere and (address := outside_address(settings.host)) is not None:
             self._say(f"From other machines: {_base_url(settings, address, self._port)}")
             hosts.append(address)

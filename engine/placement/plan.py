@@ -130,10 +130,10 @@ class _Planner:
             for variant in self._variants(spec)
         )
         alone = [(needs, pack({spec.id: needs}, devices)) for needs in offered if needs]
-        fitting = tuple(needs for needs, layout in alone if layout is not None)
-        if fitting:
-            placed = [layout.placed[spec.id] for _, layout in alone if layout is not None]
-            sizes = [one.device_bytes * max(1, len(one.gpus)) for one in placed]
+        placed = [(needs, layout.placed[spec.id]) for needs, layout in alone if layout is not None]
+        if placed:
+            fitting = tuple(needs for needs, _ in placed)
+            sizes = [one.device_bytes * max(1, len(one.gpus)) for _, one in placed]
             smallest = max(range(len(fitting)), key=lambda at: (-sizes[at], at))
             return _Choice(spec, fitting[smallest], fitting[:smallest], offered)
         if spec.demo is not None and spec.id not in self.folders:
