@@ -370,6 +370,10 @@ def _of(listed: Any, name: str) -> Any:
     return next(one for one in listed["data"] if one["id"] == name)
 
 
+def _of_status(status: Any, name: str) -> Any:
+    return next(one for one in status["models"] if one["id"] == name)
+
+
 async def _get(server: Server, path: str) -> Any:
     """Ask again where nothing came within ten seconds: a busy machine is no fault of the step."""
     for _ in range(_ATTEMPTS - 1):
@@ -538,7 +542,10 @@ async def _ready_chat(server: Server) -> Any:
         raise Skipped("there is no chat model")
     model = next((one for one in chats if one["status"] == "ready"), chats[0])
     await _awake(server, model["id"], {"chat"})
-    return next(one for one in (await _get(server, "/v1/admin/status"))["models"] if one["id"] == model["id"])
+    async with asyncio.timeout(_RESTART_SECONDS):
+        while not (found := _of_status(await _get(server, "/v1/admin/status"), model["id"]))["pids"]:
+            await server.pause(0.5)  # the status may be of a second ago
+    return found
 
 
 async def _answers_again(server: Server, model: Any, begun: float) -> float:
@@ -546,7 +553,7 @@ async def _answers_again(server: Server, model: Any, begun: float) -> float:
     async with asyncio.timeout(_RESTART_SECONDS):
         while True:
             status, _ = await asyncio.to_thread(partial(question.status, max_tokens=4))
-            now = next(o for o in (await _get(server, "/v1/admin/status"))["models"] if o["id"] == model["id"])
+            now = _of_status(await _get(server, "/v1/admin/status"), model["id"])
             if status == 200 and now["restarts"] > model["restarts"]:
                 return round(time.monotonic() - begun, 1)
             await server.pause(0.5)
