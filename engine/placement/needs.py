@@ -285,7 +285,7 @@ def _chat_shape(config: Mapping[str, Any]) -> dict[str, Any]:
         "state_mib_per_chat": found.state_bytes / (1 << 20),
         "kv_heads": found.kv_heads,
         "chats": 1,
-        "activations_gib": 2.5 if "vision_config" in config else 1.5,
+        "activations_gib": 3.0 if "vision_config" in config else 2.25,
         "tensor_parallel_sizes": [split for split in (1, 2, 4, 8) if found.heads % split == 0],
     }
 
