@@ -275,6 +275,7 @@ class Admission:
         return OverloadedError(
             "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",
             retry_after_seconds=min(seconds, _LONGEST_RETRY_SECONDS),
+            limit="max_queued_requests",
         )
 
     def _dispatch(self) -> None:

@@ -67,11 +67,12 @@ class UnknownModelError(EngineError):
 
 
 class OverloadedError(EngineError):
-    """The queue is full. `retry_after_seconds` is an honest guess."""
+    """The queue is full. `retry_after_seconds` is an honest guess; `limit` names what was reached, for the log."""
 
-    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: int, limit: str | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.limit = limit
 
 
 class UnavailableError(EngineError):

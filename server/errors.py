@@ -36,7 +36,7 @@ class ApiError(Exception):
     param: str | None = field(default=None, kw_only=True)
     headers: dict[str, str] = field(default_factory=dict, kw_only=True)
     limit: str | None = field(default=None, kw_only=True)
-    """The limit of the key that was reached, for the log."""
+    """The limit that was reached, of the key or of the server, for the log."""
     model: str | None = field(default=None, kw_only=True)
     """The id of a model that the key may not use, for the log."""
 
@@ -53,10 +53,10 @@ class ApiError(Exception):
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
-def overloaded(message: str, retry_after_seconds: int = 5, **headers: str) -> ApiError:
+def overloaded(message: str, retry_after_seconds: int = 5, *, limit: str | None = None, **headers: str) -> ApiError:
     """Make the error of a server that cannot answer now."""
     given = {"Retry-After": str(retry_after_seconds), **headers}
-    return ApiError(503, "server_overloaded", message, headers=given)
+    return ApiError(503, "server_overloaded", message, headers=given, limit=limit)
 
 
 NO_REPLICA = overloaded("No replica is ready. Try again in a few seconds.")
@@ -99,7 +99,7 @@ def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiErro
     elif status == 503:
         headers["x-should-retry"] = "false"  # the official clients would wait minutes for nothing
     param = getattr(error, "param", None) or ("model" if status == 404 else None)
-    return ApiError(status, code, error.message, param=param, headers=headers)
+    return ApiError(status, code, error.message, param=param, headers=headers, limit=getattr(error, "limit", None))
 
 
 def _of_the_store(error: StoreError) -> ApiError | None:

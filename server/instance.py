@@ -126,9 +126,10 @@ class Outcome:
 
     def sentences(self) -> list[str]:
         """Say what has changed; empty when nothing has."""
-        later = [f"{', '.join(self.later)}: a new share of memory when next loaded"] if self.later else []
+        changed = self.models.sentences()
+        later = [f"{', '.join(self.later)}: a new share of memory when next loaded"] if self.later and changed else []
         certificate = ["the TLS certificate is renewed"] if self.certificate and self.certificate.renewed else []
-        return [*self.models.sentences(), *self.voices.sentences("voices "), *later, *certificate]
+        return [*changed, *self.voices.sentences("voices "), *later, *certificate]
 
 
 def write_outcome(data_dir: Path, outcome: Outcome) -> None:

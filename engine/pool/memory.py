@@ -264,6 +264,7 @@ class Ledger:
             raise OverloadedError(
                 "This model shares memory with others, and too many requests wait for it. Try again later.",
                 retry_after_seconds=30,
+                limit="models_that_take_turns",
             )
         entry.waiting += 1
         try:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from server.cli.options import AsJson, Commands, DataDir, refuse, tell
+from server.http.tls import trusting
 from server.observability.status import ask
 from server.settings import load_settings
 from server.terminal import HEARTH, table
@@ -175,15 +176,15 @@ class _Server:
     @contextmanager
     def open(cls, url: str | None, data_dir: Path | None) -> Iterator[_Server]:
         key = os.environ.get("HEARTH_KEY") or refuse("Set HEARTH_KEY to a key with the scope `batch`.")
-        base_url = url or os.environ.get("HEARTH_URL")
-        if not base_url:
-            status = ask(load_settings(data_dir=data_dir).data_dir, _ANSWER_SECONDS)
-            base_url = None if status is None else status.base_url
+        base_url, certificate = url or os.environ.get("HEARTH_URL"), None
+        if not base_url and (running := ask(load_settings(data_dir=data_dir).data_dir, _ANSWER_SECONDS)) is not None:
+            base_url, certificate = running.base_url, running.paths.tls_cert
         if not base_url:
             refuse("No server runs here. Name one with --url http://HOST:8000/v1, or HEARTH_URL.")
         base_url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1"
         headers = {"Authorization": f"Bearer {key}"}
-        with httpx2.Client(base_url=base_url, headers=headers, timeout=_ANSWER_SECONDS) as client:
+        verify = trusting(Path(certificate)) if certificate else True
+        with httpx2.Client(base_url=base_url, headers=headers, timeout=_ANSWER_SECONDS, verify=verify) as client:
             yield cls(client)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:

@@ -82,12 +82,12 @@ def _read(data_dir: Path) -> Status:
 
 
 def _settled_status(data_dir: Path, seconds: float) -> Status:
-    """Ask until no model is being loaded, or time is up. A server that is just starting is waited for, too."""
+    """Ask until no model is being loaded, or time is up. A server that is just starting, or not yet, is waited for."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             found = _read(data_dir)
-        except StatusError as error:
+        except (StatusError, InstanceError) as error:
             if time.monotonic() >= deadline or isinstance(error.__cause__, PermissionError):
                 refuse(str(error), code=1)
         else:

@@ -29,7 +29,7 @@ from engine.placement.plan import plan
 from engine.placement.types import Refusal
 from engine.weights.download import Pull, Wanted, check_room, prepared
 from engine.weights.errors import UnreachableError, WeightsError
-from engine.weights.manifest import Manifest, Report, required_manifest, silent, verify
+from engine.weights.manifest import MANIFEST, Manifest, Report, required_manifest, silent, verify
 from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove
 from server.cli.options import AsJson, DataDir, Models, Preferred, WeightsDir, hardware_for, refuse, tell
@@ -115,6 +115,8 @@ def verify_command(
     tell({"weights": listed}, *(lines or [nothing]), as_json=as_json)
     damaged = [name for name, problems in found.items() if problems]
     for name in damaged if not as_json else ():
+        if not (root / name / MANIFEST).exists():
+            continue  # a folder of one's own, which was not fetched
         typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again, or import it again", err=True)
     if damaged:
         raise typer.Exit(1)

@@ -25,7 +25,8 @@ class ClientDisconnectedError(Exception):
 
 def shutting_down() -> ApiError:
     """What a request gets that the end of the server cuts off, or that comes too late."""
-    return overloaded("This server is shutting down. Try again in a few seconds.", Connection="close")
+    sentence = "This server is shutting down. Try again in a few seconds."
+    return overloaded(sentence, limit="shutting_down", Connection="close")
 
 
 class CancelOnDisconnect:

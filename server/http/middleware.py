@@ -169,8 +169,8 @@ class Gate:
                 scope["state"]["key"] = key = await _key_of(scope)
                 record.key = None if key is None else key.public_id
                 if self._running.has_share(record.key, self._most_running):
-                    sentence = "Too many requests run here at the same time."
-                    raise overloaded(f"{sentence} Try again in a few seconds, or send fewer at once.")
+                    sentence = "Too many requests run here at the same time. Try again in a few seconds, or send fewer."
+                    raise overloaded(sentence, limit="running_requests")
             except ApiError as error:
                 record.refused(error)
                 await error.response()(scope, receive, send)

@@ -86,7 +86,8 @@ class Bodies:
             held += size
             self._bytes[owner] += size
             if self._bytes.total() > self._most_bytes < self._bytes[owner] * len(self._bytes):
-                raise overloaded("Too many large request bodies are in memory here. Send fewer at the same time.")
+                sentence = "Too many large request bodies are in memory here. Send fewer at the same time."
+                raise overloaded(sentence, limit="bodies_in_memory")
 
         try:
             yield add

@@ -21,6 +21,12 @@ def test_what_the_server_writes_comes_back_whole(tmp_path: Path):
     assert [file.name for file in tmp_path.iterdir()] == [OUTCOME_FILE]
 
 
+def test_memory_that_a_model_gets_later_is_said_with_what_changed(tmp_path: Path):
+    later = Outcome(PID, 0, "models.yaml", None, Difference(added=("b",)), later=("a",))
+    assert later.sentences() == ["added: b", "a: a new share of memory when next loaded"]
+    assert Outcome(PID, 0, "models.yaml", later=("a",)).sentences() == []
+
+
 def test_the_outcome_of_a_reload_before_is_no_answer(tmp_path: Path):
     asked_at_ns = time.monotonic_ns()
     write_outcome(tmp_path, Outcome(PID, asked_at_ns - 1, "models.yaml"))

@@ -524,4 +524,5 @@ def _overloaded() -> OverloadedError:
         "Too many new JSON schemas are waiting to be prepared. Try again in a few seconds, and send fewer different "
         "schemas at the same time.",
         retry_after_seconds=10,
+        limit="new_schemas",
     )

@@ -410,7 +410,7 @@ def memory(case: Case) -> Iterator[Finding]:
     else:
         turns = [one.id for one in found.models if one.state == "swapped"]
         share = f"; {', '.join(turns)} take turns" if turns else ""
-        yield ok(f"the plan fits{share}. {'; '.join(use_line(use) for use in found.devices)}")
+        yield ok(f"the planned weights fit{share}. {'; '.join(use_line(use) for use in found.devices)}")
     given = case.settings.ram_gib
     if given is not None and given * 2**30 > hardware.ram_bytes:
         yield problem(

@@ -161,6 +161,8 @@ def test_verify_names_damaged_files_and_its_exit_code_tells(hub: HubServer, shel
     (shelf.weights / NAME / SHARD).write_bytes(b"")
     assert f"hearth weights pull {NAME} --again, or import it again" in " ".join(shelf.run("list")[0].split())
     shelf.run("pull", NAME, "--again")
+    (shelf.weights / "own").mkdir()
+    assert "--again" not in shelf.run("verify", "own", code=1)[1]
     assert shelf.json("verify")["weights"] == [{"folder": NAME, "ok": True, "problems": []}]
 
 

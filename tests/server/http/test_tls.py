@@ -99,6 +99,16 @@ def test_it_serves_over_https_and_says_so(safe: Safe):
 
 
 @pytest.mark.engine
+def test_the_command_line_trusts_the_certificate_of_the_server_that_runs_here(safe: Safe):
+    safe.wait_until_ready(250)
+    assert safe.admin_key is not None
+    environment = {"HEARTH_KEY": safe.admin_key.text, "HEARTH_URL": ""}
+    arguments = ["batches", "list", "--json", "--data-dir", str(safe.data_dir)]
+    listed = CliRunner().invoke(app, arguments, env=environment)
+    assert (listed.exit_code, listed.stderr) == (0, ""), listed.stdout
+
+
+@pytest.mark.engine
 def test_sound_streams_over_https(safe: Safe):
     safe.wait_until_ready(250)  # alone it would take 10: the worker leaves a busy machine to everybody else
     with safe.client() as client, client.stream("POST", SPEECH, json=HELLO_EMMA) as spoken:

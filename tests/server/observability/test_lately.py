@@ -13,7 +13,8 @@ from chat_parts import CHAT, HELLO, MODEL, assert_error
 from serving import BIN, CANARY, ROOT, Server
 
 import server.app  # all routes, whose words they are  # noqa: F401
-from server.errors import ApiError
+from engine import OverloadedError
+from server.errors import ApiError, to_api_error
 from server.observability.access_log import RequestRecord
 from server.observability.lately import Lately
 from server.observability.metrics import Metrics
@@ -50,6 +51,14 @@ def test_a_refusal_names_no_model_and_no_method_of_the_clients(lately: Lately):
     newest, oldest = lately.refused()
     assert (newest.request_id, newest.model, newest.method, newest.param) == ("1", None, "GET", None)
     assert (oldest.model, oldest.method) == ("known", "")
+
+
+def test_what_a_busy_server_lacks_is_named(lately: Lately):
+    record = RequestRecord("1", "POST", None, status=503)
+    busy = OverloadedError("The queue is full.", retry_after_seconds=5, limit="max_queued_requests")
+    record.refused(to_api_error(busy))
+    lately.refuse(record)
+    assert lately.refused()[0].param == "max_queued_requests"
 
 
 def test_no_more_than_a_thousand_are_kept(lately: Lately):

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,13 @@ async def test_status_waits_until_no_model_is_being_loaded_or_time_is_up(last: s
     assert done.exit_code == code, done.stderr
     assert asked >= 2
     assert f'"status": "{last}"' in done.stdout
+
+
+def test_a_server_that_has_not_begun_to_start_is_waited_for(tmp_path: Path):
+    began = time.monotonic()
+    done = CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path), "--wait", "0.6"])
+    assert (done.exit_code, "No Hearth runs" in done.stderr) == (1, True)
+    assert time.monotonic() - began >= 0.6
 
 
 def test_who_waits_for_a_server_that_does_not_come_up_gets_exit_code_1(tmp_path: Path):
