@@ -221,7 +221,7 @@ class Proving:
         with load_generator(place.environment, place.log("load")) as server.generator:
             for name in names:
                 try:
-                    model = _of(await _get(server, "/v1/models"), name)
+                    model = _of((await _get(server, "/v1/models"))["data"], name)
                 except Exception as error:  # noqa: BLE001  # the report says what it was
                     await proof.try_step(f"{name}: is listed", partial(_raise, error))
                     continue
@@ -367,11 +367,7 @@ async def _raise(error: Exception) -> dict[str, Any]:
 
 
 def _of(listed: Any, name: str) -> Any:
-    return next(one for one in listed["data"] if one["id"] == name)
-
-
-def _of_status(status: Any, name: str) -> Any:
-    return next(one for one in status["models"] if one["id"] == name)
+    return next(one for one in listed if one["id"] == name)
 
 
 async def _get(server: Server, path: str) -> Any:
@@ -514,7 +510,7 @@ async def _returns(server: Server, name: str, capabilities: set[str]) -> dict[st
     if status == 400:
         raise Skipped("it has memory of its own, and stays loaded")
     async with asyncio.timeout(_RESTART_SECONDS):
-        while (left := _of(await _get(server, "/v1/models"), name)["status"]) == "ready":
+        while (left := _of((await _get(server, "/v1/models"))["data"], name)["status"]) == "ready":
             await server.pause(0.5)
     return {"state": left, "seconds_until_it_answered": await _awake(server, name, capabilities)}
 
@@ -543,7 +539,7 @@ async def _ready_chat(server: Server) -> Any:
     model = next((one for one in chats if one["status"] == "ready"), chats[0])
     await _awake(server, model["id"], {"chat"})
     async with asyncio.timeout(_RESTART_SECONDS):
-        while not (found := _of_status(await _get(server, "/v1/admin/status"), model["id"]))["pids"]:
+        while not (found := _of((await _get(server, "/v1/admin/status"))["models"], model["id"]))["pids"]:
             await server.pause(0.5)  # the status may be of a second ago
     return found
 
@@ -553,7 +549,7 @@ async def _answers_again(server: Server, model: Any, begun: float) -> float:
     async with asyncio.timeout(_RESTART_SECONDS):
         while True:
             status, _ = await asyncio.to_thread(partial(question.status, max_tokens=4))
-            now = _of_status(await _get(server, "/v1/admin/status"), model["id"])
+            now = _of((await _get(server, "/v1/admin/status"))["models"], model["id"])
             if status == 200 and now["restarts"] > model["restarts"]:
                 return round(time.monotonic() - begun, 1)
             await server.pause(0.5)

@@ -82,7 +82,7 @@ def _read(data_dir: Path) -> Status:
 
 
 def _settled_status(data_dir: Path, seconds: float) -> Status:
-    """Ask until no model is being loaded, or time is up. A server that is just starting, or not yet, is waited for."""
+    """Ask until no model is being loaded, or time is up. A server that starts, or is not there yet, is waited for."""
     deadline = time.monotonic() + seconds
     while True:
         try:
