@@ -84,12 +84,16 @@ def _read(data_dir: Path) -> Status:
 def _settled_status(data_dir: Path, seconds: float) -> Status:
     """Ask until no model is being loaded, or time is up. A server that starts, or is not there yet, is waited for."""
     deadline = time.monotonic() + seconds
+    told = False
     while True:
         try:
             found = _read(data_dir)
         except (StatusError, InstanceError) as error:
             if time.monotonic() >= deadline or isinstance(error.__cause__, PermissionError):
                 refuse(str(error), code=1)
+            if not told:
+                typer.echo(f"Waiting for a server with the data directory {data_dir}.", err=True)
+                told = True
         else:
             loading = any(model.status == "loading" for model in found.models)
             if not loading or time.monotonic() >= deadline:

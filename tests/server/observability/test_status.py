@@ -242,6 +242,7 @@ def test_a_server_that_has_not_begun_to_start_is_waited_for(tmp_path: Path):
     done = CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path), "--wait", "0.6"])
     assert (done.exit_code, "No Hearth runs" in done.stderr) == (1, True)
     assert time.monotonic() - began >= 0.6
+    assert done.stderr.count(f"Waiting for a server with the data directory {tmp_path}") == 1
 
 
 def test_who_waits_for_a_server_that_does_not_come_up_gets_exit_code_1(tmp_path: Path):
