@@ -156,9 +156,10 @@ class BatchStore:
         return StoredFile(**row)
 
     async def forget_old(self, place: str, *, batches_before: float) -> None:
-        """Forget files that have expired and that no batch reads, and batches that ended before."""
+        """Forget files that no batch reads and that have expired, or whose key is revoked; batches that ended before."""
         reads = select(batch_table.c.input_file_id).where(batch_table.c.status.in_(UNFINISHED))
-        old = (file_table.c.expires_at <= self.clock()) & file_table.c.id.not_in(reads)
+        unreadable = (file_table.c.expires_at <= self.clock()) | file_table.c.key_id.in_(_revoked_without_successor())
+        old = unreadable & file_table.c.id.not_in(reads)
         ended = batch_table.c.status.in_(ENDED) & (batch_table.c.expires_at < batches_before)
         files = select(file_table.c.id)
         output = batch_table.c.output_file_id.in_(files) | batch_table.c.error_file_id.in_(files)
@@ -266,6 +267,14 @@ class BatchStore:
             )
             row = (await connection.execute(select(batch_table).where(mine))).mappings().one_or_none()
         return None if row is None else Batch(**row)
+
+
+def _revoked_without_successor() -> Select[Any]:
+    """Keys that are revoked, and so is each that has replaced them: nobody can read their files any more."""
+    dead = select(api_key.c.public_id).where(api_key.c.revoked_at.is_not(None), api_key.c.replaced_by.is_(None))
+    dead_ones = dead.cte(recursive=True)
+    replaced = select(api_key.c.public_id).join(dead_ones, api_key.c.replaced_by == dead_ones.c.public_id)
+    return select(dead_ones.union(replaced.where(api_key.c.revoked_at.is_not(None))).c.public_id)
 
 
 def _kept(owners: Collection[str]) -> Select[Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -238,8 +239,6 @@ async def test_a_revoked_key_ends_its_batches(house: House):
 
 
 async def test_a_key_that_was_replaced_hands_its_batches_on(house: House):
-    from datetime import timedelta
-
     key = await house.key()
     batch = await house.add(key, jsonl(numbered(3)))
     _, successor = await house.keys.rotate(key.public_id, timedelta())
@@ -363,3 +362,17 @@ async def test_files_go_when_they_have_expired_but_not_those_that_a_batch_reads(
         await runner.sweep()
     assert await house.store.batch(batch) is None
     assert await house.store.known_files([row.input_file_id, row.output_file_id or ""]) == set()
+
+
+async def test_files_of_a_revoked_key_go_unless_a_successor_has_them(house: House):
+    old = await house.key()
+    async with house.running() as runner:
+        row = await house.ended(await house.add(old, jsonl(numbered(2))))
+        kept = [row.input_file_id, row.output_file_id or ""]
+        _, new = await house.keys.rotate(old.public_id, timedelta())
+        await house.keys.revoke(old.public_id)
+        await runner.sweep()
+        assert await house.store.known_files(kept) == set(kept)
+        await house.keys.revoke(new.public_id)
+        await runner.sweep()
+    assert await house.store.known_files(kept) == set()
