@@ -45,6 +45,7 @@ _MOST_RUNS_OF_KEY = 4
 _MOST_DEATHS = 2  # then a line runs alone; and after as many alone it has an error
 _MOST_FAILURES = 3
 _IDS_PER_QUERY = 500
+_SLICE_PAUSE_SECONDS = 0.003  # after each MiB that is checked, for 1 ms: others' requests need the interpreter, too
 _PARSED_BESIDE_BYTES = 256 * 2**10
 
 
@@ -343,6 +344,7 @@ class _Run:
         else:
             try:
                 while not check.ended and await self._folder.run(_check_slice, check, reader):
+                    await asyncio.sleep(_SLICE_PAUSE_SECONDS)
                     await self._renew()
             finally:
                 reader.close()
