@@ -158,8 +158,8 @@ def remove_command(
         if used:
             raise WeightsError(
                 f"The server (process {running}) uses {folder} for {', '.join(used)}. Pick one: 1. stop the "
-                f"server; 2. give the model another folder in models.yaml (of voices: delete the folder yourself), and run "
-                f"`{HEARTH} reload`."
+                f"server; 2. give the model another folder in models.yaml (of voices: delete the folder yourself), and "
+                f"run `{HEARTH} reload`."
             )
         if not yes:
             typer.confirm(f"Remove {settings.weights_dir / folder}?", abort=True)
