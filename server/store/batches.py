@@ -156,7 +156,7 @@ class BatchStore:
         return StoredFile(**row)
 
     async def forget_old(self, place: str, *, batches_before: float) -> None:
-        """Forget files that have expired, or whose key is revoked, if no batch reads them; batches that ended before."""
+        """Forget files that expired, or whose key is revoked, if no batch reads them; and batches that ended before."""
         reads = select(batch_table.c.input_file_id).where(batch_table.c.status.in_(UNFINISHED))
         unreadable = (file_table.c.expires_at <= self.clock()) | file_table.c.key_id.in_(_revoked_without_successor())
         old = unreadable & file_table.c.id.not_in(reads)
