@@ -119,6 +119,8 @@ class Outcome:
     models: Difference = Difference()
     voices: Difference = Difference()
     warnings: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    """Models that end with their last answer, and answer again once they are loaded anew."""
     later: tuple[str, ...] = ()
     """Models that keep the memory that they have until they are loaded again."""
     certificate: Renewal | None = None
@@ -127,6 +129,7 @@ class Outcome:
     def sentences(self) -> list[str]:
         """Say what has changed; empty when nothing has."""
         changed = self.models.sentences()
+        changed += [f"{', '.join(self.again)}: 503 until loaded again, after the last answer"] if self.again else []
         later = [f"{', '.join(self.later)}: a new share of memory when next loaded"] if self.later and changed else []
         certificate = ["the TLS certificate is renewed"] if self.certificate and self.certificate.renewed else []
         return [*changed, *self.voices.sentences("voices "), *later, *certificate]

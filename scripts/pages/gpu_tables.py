@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.placement.types import Placed
 
 PAGE = ROOT / "docs" / "gpu.md"
-MACHINES = ("1x8", "1x12", "1x16", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80")
+MACHINES = ("1x8", "1x12", "1x16", "1x22.5", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80")
 # A question with its answer, as people chat; agents send ten times as much.
 CHAT_TOKENS = 4096
 # Of people who chat, one in so many waits for an answer at any moment.

@@ -391,7 +391,8 @@ async def _id_of(given: str, store: KeyStore) -> str:
     keys = await store.list()
     named = [key.public_id for key in keys if key.name == given and key.revoked_at is None]
     if not named or public_id_in(given) in {key.public_id for key in keys}:
-        return str(key_named(given))
+        unknown = f"No key has this name, and it is no id of a key. `{HEARTH} keys list` shows ids and names."
+        return public_id_in(given) or refuse(unknown)
     if len(named) > 1:
         refuse(f"{len(named)} keys have this name: {', '.join(named)}. Name one of them by its id.")
     return named[0]

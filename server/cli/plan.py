@@ -24,7 +24,8 @@ from server.terminal import HEARTH, print_rich, table, wrapped
 Missing = list[tuple[ModelSpec, VariantSpec]]
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
 
-Gpus = Annotated[str | None, typer.Option(help="Plan for a hypothetical machine: 2x24GiB, 1x24GiB+1x48GiB, or cpu.")]
+_GPUS = "Plan for a hypothetical machine, its memory as nvidia-smi reports it: 1x22.5GiB, 1x24GiB+1x48GiB, or cpu."
+Gpus = Annotated[str | None, typer.Option(help=_GPUS)]
 Ram = Annotated[float | None, typer.Option(help="RAM of the hypothetical machine in GiB [64].", min=1, max=65536)]
 
 

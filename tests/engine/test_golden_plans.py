@@ -17,7 +17,7 @@ from server.cli import app
 from server.terminal import HEARTH
 
 GOLDEN = Path(__file__).with_name("golden_plans")
-SHAPES = ["1x8", "1x12", "1x16", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80", "cpu"]
+SHAPES = ["1x8", "1x12", "1x16", "1x22.5", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80", "cpu"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -131,7 +131,9 @@ async def test_an_adapter_that_is_put_right_is_taken_over(adapted: Server, clien
     folder = adapted.weights_dir / "adapters" / "broken"
     shutil.rmtree(folder)
     teach_adapter(folder, QUESTION, "It is mended.")
-    assert "changed: plus" in adapted.hearth("reload")
+    told = adapted.hearth("reload")
+    assert "changed: plus" in told
+    assert "plus: 503 until loaded again" in told
     adapted.wait_until_ready()
     assert await said(client, "broken") == "It is mended."
     assert await said(client, "plus") == ANSWERS["plus"]

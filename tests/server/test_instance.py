@@ -27,6 +27,11 @@ def test_memory_that_a_model_gets_later_is_said_with_what_changed(tmp_path: Path
     assert Outcome(PID, 0, "models.yaml", later=("a",)).sentences() == []
 
 
+def test_models_that_have_to_be_loaded_again_are_said():
+    done = Outcome(PID, 0, "models.yaml", None, Difference(changed=("a", "b")), again=("a",))
+    assert done.sentences() == ["changed: a, b", "a: 503 until loaded again, after the last answer"]
+
+
 def test_the_outcome_of_a_reload_before_is_no_answer(tmp_path: Path):
     asked_at_ns = time.monotonic_ns()
     write_outcome(tmp_path, Outcome(PID, asked_at_ns - 1, "models.yaml"))
