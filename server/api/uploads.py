@@ -15,13 +15,14 @@ from starlette.requests import Request
 
 from server.batches.folder import NO_SPACE, FileWriter, Folder
 from server.errors import ApiError
+from server.http.disconnect import cut_off_as_error
 from server.http.forms import LONGEST_NAME
 from server.http.protocol import header_of
 from server.http.routing import BODY_PAUSE_SECONDS, receive_body
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
 _AT_A_TIME_BYTES = 2**20  # parsed and written in one go, beside the event loop
-# Of all uploads together. At the speed of a local disk they would take a core, and others' answers half as long again.
+# Of all files together. At the speed of a local disk they would take a core, and others' answers half as long again.
 _BYTES_PER_SECOND = 100e6
 _CATCH_UP_SECONDS = 0.05  # what was waited for its bytes counts
 _MOST_SECONDS = 4 * 3600.0
@@ -46,10 +47,12 @@ class Upload:
         return {name: values[-1] for name, values in self.fields.items()}
 
 
-async def read_upload(request: Request, folder: Folder, *, most_bytes: int, left_bytes: int, setting: str) -> Upload:
+async def read_upload(
+    request: Request, folder: Folder, *, most_bytes: int, left_bytes: int, setting: str, paced: bool = False
+) -> Upload:
     """Read a body with one file in the field `file`, of at most `most_bytes`, which is `setting`'s value.
 
-    The key may keep `left_bytes` more.
+    The key may keep `left_bytes` more. `paced`: not faster than those of others allow.
 
     Raises `ApiError`, 413 for too large a file, 429 where the key has no room for it and 507 where the disk has none;
     nothing is left on the disk then.
@@ -64,8 +67,10 @@ async def read_upload(request: Request, folder: Folder, *, most_bytes: int, left
     upload = Upload(await folder.run(folder.writer_now))
     form = _Form(boundary, upload, min(most_bytes, left_bytes))
     try:
-        await _read(request, folder, form)
-        form.check(_refusal(upload.writer.bytes, most_bytes, left_bytes, setting))
+        with cut_off_as_error(request.app.state.drain):
+            await _read(request, folder, form, _pace if paced else None)
+        size = max(upload.writer.bytes, form.came - _AROUND_BYTES)
+        form.check(_refusal(size, most_bytes, left_bytes, setting))
     except BaseException as error:
         _ = asyncio.get_running_loop().run_in_executor(None, upload.writer.discard_now)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
@@ -100,7 +105,7 @@ class _Pace:
 _pace = _Pace(_BYTES_PER_SECOND)
 
 
-async def _read(request: Request, folder: Folder, form: "_Form") -> None:
+async def _read(request: Request, folder: Folder, form: "_Form", pace: _Pace | None) -> None:
     """Read all of it; what comes after an error is dropped, so that the client reads the answer."""
     failure: Exception | None = None
     dropped = 0
@@ -108,7 +113,8 @@ async def _read(request: Request, folder: Folder, form: "_Form") -> None:
         if failure is None and not form.full:
             try:
                 await folder.run(form.take_now, piece)
-                await _pace.wait(len(piece))
+                if pace is not None:
+                    await pace.wait(len(piece))
             except (ApiError, OSError) as error:
                 failure = error
         else:
@@ -128,8 +134,8 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
         parts.append(part)
         size += len(part)
         if size >= _AT_A_TIME_BYTES:
-            yield b"".join(parts)
-            parts, size = [], 0
+            piece, parts, size = b"".join(parts), [], 0
+            yield piece
     if parts:
         yield b"".join(parts)
 
@@ -163,8 +169,12 @@ class _Form:
     """The parser's callbacks. All of it runs on one thread at a time."""
 
     def __init__(self, boundary: bytes, upload: Upload, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+        self.came = 0
+        """Bytes of the whole body."""
+        self._most_bytes = most_bytes
         self._upload = upload
+        self._delimiter = b"\r\n--" + boundary
+        self._delimiters = 0
         self._headers: dict[bytes, bytes] = {}
         self._header = self._value = b""
         self._name: str | None = None  # of the part that is being read; None: of one that nobody asked for
@@ -189,10 +199,14 @@ class _Form:
     @property
     def full(self) -> bool:
         """Whether more has come than there may."""
-        return self._upload.writer.bytes > self.most_bytes
+        return max(self._upload.writer.bytes, self.came - _AROUND_BYTES) > self._most_bytes
 
     def take_now(self, piece: bytes) -> None:
         """Parse a piece, and write what of it is the file's. Raises `ApiError` and OSError."""
+        self.came += len(piece)
+        self._delimiters += piece.count(self._delimiter)
+        if self._delimiters > _MOST_FIELDS + 1:  # where no part ends with one, the parser goes on byte by byte
+            raise _too_many_fields()
         try:
             self._parser.write(piece)
         except FormParserError as error:
@@ -214,7 +228,7 @@ class _Form:
         self._field.clear()
         self._parts += 1
         if self._parts > _MOST_FIELDS:
-            raise ApiError(400, "invalid_value", f"The form has more than {_MOST_FIELDS} fields.")
+            raise _too_many_fields()
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
@@ -254,6 +268,10 @@ class _Form:
 
     def _on_end(self) -> None:
         self._ended = True
+
+
+def _too_many_fields() -> ApiError:
+    return ApiError(400, "invalid_value", f"The form has more than {_MOST_FIELDS} fields.")
 
 
 def _no_form() -> ApiError:

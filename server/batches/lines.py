@@ -18,16 +18,16 @@ _SKIP_BYTES = 2**20
 
 
 class Envelope(msgspec.Struct):
-    """What stands around a request in its line. What is left out of it stays None."""
+    """What stands around a request in its line, as it stands there: millions of lists would take seconds to make."""
 
-    custom_id: Any = None
-    method: Any = None
-    url: Any = None
+    custom_id: msgspec.Raw = msgspec.Raw()
+    method: msgspec.Raw = msgspec.Raw()
+    url: msgspec.Raw = msgspec.Raw()
     body: msgspec.Raw = msgspec.Raw()
 
 
 class _Body(msgspec.Struct):
-    model: Any = None
+    model: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(slots=True)
@@ -101,14 +101,23 @@ class LineReader:
 def envelope_of(text: bytes) -> Envelope | None:
     """Take a line apart; None for what is not a JSON object in UTF-8."""
     try:
+        str(text, "utf-8")  # what stays as it is is not looked into
         return msgspec.json.decode(text, type=Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def model_of(body: msgspec.Raw) -> Any:
-    """Return what stands in `model` of a body, which is an object, checked or not."""
-    return msgspec.json.decode(body, type=_Body).model
+def string_in(value: msgspec.Raw) -> str | None:
+    """Return the string that this is; None for another value, and for one that is left out."""
+    try:
+        return msgspec.json.decode(value, type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def model_of(body: msgspec.Raw) -> str | None:
+    """Return the string in `model` of a body, which is an object, checked or not."""
+    return string_in(msgspec.json.decode(body, type=_Body).model)
 
 
 @dataclass(slots=True)
@@ -167,24 +176,24 @@ class Check:
         if envelope is None:
             yield "invalid_json_line", "This line is not a JSON object in UTF-8.", None
             return
-        id_ = envelope.custom_id
-        if not isinstance(id_, str) or not 1 <= len(id_) <= _MOST_ID_LETTERS:
+        id_ = string_in(envelope.custom_id)
+        if id_ is None or not 1 <= len(id_) <= _MOST_ID_LETTERS:
             sentence = f"`custom_id` must be a string of 1 to {_MOST_ID_LETTERS} characters."
             yield "invalid_custom_id", sentence, "custom_id"
         elif hash(id_) in self._ids:
             yield "duplicate_custom_id", "An earlier line has the same `custom_id`.", "custom_id"
         else:
             self._ids.add(hash(id_))
-        if envelope.method != "POST":
+        if string_in(envelope.method) != "POST":
             yield "invalid_method", "`method` must be `POST`.", "method"
-        if envelope.url != self.endpoint:
+        if string_in(envelope.url) != self.endpoint:
             yield "mismatched_endpoint", "`url` must be the `endpoint` of the batch.", "url"
         try:
             model = model_of(envelope.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             yield "invalid_body", "`body` must be an object.", "body"
             return
-        if not isinstance(model, str) or not self._knows(model):
+        if model is None or not self._knows(model):
             sentence = "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may."
             yield "model_not_found", sentence, "body.model"
 

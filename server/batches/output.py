@@ -8,7 +8,7 @@ import msgspec
 
 from server.batches.folder import FileWriter, Folder
 from server.batches.journal import Index
-from server.batches.lines import Line, LineReader, envelope_of
+from server.batches.lines import Line, LineReader, envelope_of, string_in
 from server.store.batches import new_id
 
 _NOT_DONE = {
@@ -62,7 +62,7 @@ def write_output(
 def _not_done(line: Line, ending: str) -> bytes:
     envelope = None if line.text is None else envelope_of(line.text)
     code, message = _NOT_DONE.get(ending, _NOT_DONE["expired"])
-    return encode_line(envelope and envelope.custom_id, None, 0, None, {"code": code, "message": message})
+    return encode_line(envelope and string_in(envelope.custom_id), None, 0, None, {"code": code, "message": message})
 
 
 class _Part:

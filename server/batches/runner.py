@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, Self
 from engine.errors import EngineDiedError
 from server.batches.folder import Folder
 from server.batches.journal import Index, Journal, Tally, encode
-from server.batches.lines import Check, Line, LineReader, TooManyLinesError, envelope_of, model_of, usage_of
+from server.batches.lines import Check, Line, LineReader, TooManyLinesError, envelope_of, model_of, string_in, usage_of
 from server.batches.output import encode_line, write_output
 from server.errors import ApiError, to_api_error
 from server.http.routing import parse_strict_json
@@ -201,9 +201,9 @@ class Runner:
     async def sweep(self) -> None:
         """Delete what has expired, and what nothing names."""
         try:
-            await self.store.forget_old(
-                self.folder.place, batches_before=self.store.clock() - self.limits.retention_seconds
-            )
+            batches_before = self.store.clock() - self.limits.retention_seconds
+            for id_ in await self.store.forget_old(self.folder.place, batches_before=batches_before):
+                await self.folder.delete(id_)
             old = await self.folder.run(self.folder.old_now)
             files = [id_ for id_ in old if id_.startswith("file-")]
             journals = [id_ for id_ in old if not id_.startswith("file-")]
@@ -476,7 +476,7 @@ class _Run:
 
     async def _begin(self, line: Line, group: asyncio.TaskGroup) -> None:
         envelope = envelope_of(line.text or b"")
-        model = model_of(envelope.body) if envelope is not None else ""
+        model = (envelope is not None and model_of(envelope.body)) or ""
         alone = line.deaths >= _MOST_DEATHS
         window = self._runner.window
         await window.enter(self.row.key_id, model, line.size, alone=alone, most=self._may_begin)
@@ -511,7 +511,7 @@ class _Run:
             status, tokens = 200, usage_of(answer)
             self._width = min(self._width + 1, self._limits.most_running)
         ok = status < 400
-        data = encode_line(envelope.custom_id, request_id, status, answer)
+        data = encode_line(string_in(envelope.custom_id), request_id, status, answer)
         self._journal.append(encode(line.index, data, ok=ok, tokens=tokens))
         self._tally.add(ok=ok, tokens=tokens)
         self._runner.answered["ok" if ok else "error"] += 1

@@ -21,7 +21,6 @@ from server.cli.options import (
     DataDir,
     Models,
     in_store,
-    key_named,
     missing_store,
     read_time,
     refuse,

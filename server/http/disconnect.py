@@ -78,6 +78,17 @@ async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request, drai
         return await work
 
 
+@contextmanager
+def cut_off_as_error(drain: "Drain") -> Iterator[None]:
+    """Make the `ApiError` of a server that shuts down of a block's cancelling at the end of a drain."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if drain.is_cut:
+            raise shutting_down() from None
+        raise
+
+
 async def client_disconnected(_: Request, __: Exception) -> Response:
     """Return what is recorded for a request whose client has left; it is not received."""
     return Response(status_code=499)
@@ -91,7 +102,7 @@ class Drain:
         self.running = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_cut = False
+        self.is_cut = False
         self._on_cut: set[Callable[[], None]] = set()
 
     @contextmanager
@@ -118,14 +129,14 @@ class Drain:
     def cut(self) -> None:
         """Make everything that runs stop now, with an error to its client."""
         self.draining = True
-        self._is_cut = True
+        self.is_cut = True
         for on_cut in tuple(self._on_cut):
             on_cut()
 
     def watch(self, on_cut: Callable[[], None]) -> None:
         """Have it called when what runs must stop; soon, if that is already so."""
         self._on_cut.add(on_cut)
-        if self._is_cut:
+        if self.is_cut:
             asyncio.get_running_loop().call_soon(on_cut)
 
     def forget(self, on_cut: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from server.auth.access import RequiresScope
 from server.errors import ApiError, overloaded
-from server.http.disconnect import ClientDisconnectedError
+from server.http.disconnect import ClientDisconnectedError, cut_off_as_error
 from server.http.protocol import header_of
 
 _MOST_PARTS = 100_000  # checking so many takes half a second
@@ -112,15 +112,16 @@ async def receive_body(request: Request, seconds: float, *, paused: str, late: s
     """Yield the body as it comes.
 
     Raises `ApiError` 408 with the sentence `paused` where nothing comes for `BODY_PAUSE_SECONDS`, and `late` where it
-    is not there within `seconds`; `ClientDisconnectedError`.
+    is not there within `seconds`, 503 where the server ends; `ClientDisconnectedError`.
     """
     more = True
     now = asyncio.get_running_loop().time
     deadline = now() + seconds
     while more:
         try:
-            async with asyncio.timeout_at(min(now() + BODY_PAUSE_SECONDS, deadline)):
-                message = await request.receive()
+            with cut_off_as_error(request.app.state.drain):
+                async with asyncio.timeout_at(min(now() + BODY_PAUSE_SECONDS, deadline)):
+                    message = await request.receive()
         except TimeoutError as error:
             sentence = late if now() >= deadline else paused
             raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
@@ -171,8 +172,22 @@ def parse_strict_json(body: bytes) -> Any:
     Refused beyond the grammar: NaN and infinities (also 1e999), lone surrogates, a byte order mark, more than
     64 levels, integers beyond int64.
     """
+    parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
+    if parts > _MOST_PARTS:  # to make and to check them would hold up all others for seconds
+        head = body[:_LARGE_BODY_BYTES]
+        _parsed(head[: max(head.rfind(b"["), head.rfind(b"{")) + 1], partial=True)  # nested too deep, or no JSON
+        sentence = f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests."
+        raise ApiError(413, "request_too_large", sentence)
+    value = _parsed(body)
+    if parts > _MAX_DEPTH or _may_hold_big_numbers(body):
+        _check_values(value)
+    return value
+
+
+def _parsed(body: bytes, *, partial: bool = False) -> Any:
+    """Parse JSON, or its beginning. Raises `ApiError`."""
     try:
-        value = from_json(body, allow_inf_nan=False)
+        return from_json(body, allow_inf_nan=False, allow_partial=partial)
     except ValueError as error:
         if not body.strip():
             raise _invalid("The body is empty. Send a JSON object.") from error
@@ -181,13 +196,6 @@ def parse_strict_json(body: bytes) -> Any:
             f"The body is not valid JSON in UTF-8{place}. NaN, infinities, lone surrogates, byte order marks are not"
             " allowed."
         ) from error
-    parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
-    if parts > _MOST_PARTS:  # it would hold the event loop while it is checked part by part
-        sentence = f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests."
-        raise ApiError(413, "request_too_large", sentence)
-    if parts > _MAX_DEPTH or _may_hold_big_numbers(body):
-        _check_values(value)
-    return value
 
 
 def _may_hold_big_numbers(body: bytes) -> bool:

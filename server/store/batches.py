@@ -155,8 +155,11 @@ class BatchStore:
             await connection.execute(delete(file_table).where(mine))
         return StoredFile(**row)
 
-    async def forget_old(self, place: str, *, batches_before: float) -> None:
-        """Forget files that expired, or whose key is revoked, if no batch reads them; and batches that ended before."""
+    async def forget_old(self, place: str, *, batches_before: float) -> list[str]:
+        """Forget files that expired, or whose key is revoked, if no batch reads them; and batches that ended before.
+
+        Returns the ids of these files.
+        """
         reads = select(batch_table.c.input_file_id).where(batch_table.c.status.in_(UNFINISHED))
         unreadable = (file_table.c.expires_at <= self.clock()) | file_table.c.key_id.in_(_revoked_without_successor())
         old = unreadable & file_table.c.id.not_in(reads)
@@ -164,11 +167,13 @@ class BatchStore:
         files = select(file_table.c.id)
         output = batch_table.c.output_file_id.in_(files) | batch_table.c.error_file_id.in_(files)
         async with self._database.writing(durable=False) as connection:
-            await connection.execute(delete(file_table).where(file_table.c.place == place, old))
+            forgotten = delete(file_table).where(file_table.c.place == place, old).returning(file_table.c.id)
+            ids = list((await connection.execute(forgotten)).scalars())
             # NULL: there is no such file
             await connection.execute(
                 delete(batch_table).where(batch_table.c.place == place, ended, func.coalesce(output, False).is_(False))
             )
+        return ids
 
     async def known_files(self, ids: Collection[str]) -> set[str]:
         """Which of these have a row."""

@@ -55,6 +55,7 @@ async def create_file(caller: BatchCaller, store: TheStore, folder: TheFolder) -
             most_bytes=settings.max_file_bytes,
             left_bytes=left,
             setting="HEARTH_MAX_FILE_BYTES",
+            paced=True,
         )
         return await _add(upload, caller, store, folder, owners, most)
 

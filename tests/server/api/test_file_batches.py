@@ -258,6 +258,13 @@ FORMS: dict[str, tuple[dict[str, Any], int, str, str | None]] = {
         "file",
     ),
     "JSON": ({"json": {"purpose": "batch"}}, 415, "unsupported_media_type", None),
+    "its own boundary": (
+        {
+            "content": b'--B\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + b"\r\n--B?" * 100_000,
+            "headers": {"Content-Type": "multipart/form-data; boundary=B"},
+        },
+        *(400, "invalid_value", None),
+    ),
     "nothing": ({}, 415, "unsupported_media_type", None),
     "an expiry": (
         {

@@ -65,7 +65,7 @@ async def test_a_file_that_is_wrong_fails_with_the_numbers_of_its_lines(house: H
         b"nonsense",
         b"[1]",
         b'{"custom_id": "\xff"}',
-        json.dumps(good | {"custom_id": 7}).encode(),
+        json.dumps(good | {"custom_id": [[]] * 100_000}).encode(),
         json.dumps(good | {"custom_id": "a"}).encode(),
         json.dumps(good | {"custom_id": "b", "method": "GET"}).encode(),
         json.dumps(good | {"custom_id": "c", "url": "/v1/embeddings"}).encode(),
@@ -376,3 +376,4 @@ async def test_files_of_a_revoked_key_go_unless_a_successor_has_them(house: Hous
         await house.keys.revoke(new.public_id)
         await runner.sweep()
     assert await house.store.known_files(kept) == set()
+    assert [*(house.folder.path / "files").iterdir()] == []

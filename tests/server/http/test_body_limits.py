@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,17 @@ from serving import async_poll_until
 from starlette.requests import Request
 
 from server.errors import ApiError, install
+from server.http.disconnect import Drain
+from server.http.forms import parse_form
 from server.http.routing import Bodies, StrictRoute, read_capped
 from server.observability.access_log import RequestRecord
 from server.settings import load_settings
 
 MIB = 2**20
+
+
+def scope_with(drain: Drain) -> dict[str, Any]:
+    return {"type": "http", "app": SimpleNamespace(state=SimpleNamespace(drain=drain))}
 
 
 def test_a_key_with_its_share_is_refused_and_another_one_is_not():
@@ -41,8 +48,35 @@ async def test_a_body_that_drips_has_an_end():
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     with pytest.raises(ApiError) as refused:
-        await read_capped(Request({"type": "http"}, receive), MIB, lambda _: None, seconds=0.2)
+        await read_capped(Request(scope_with(Drain()), receive), MIB, lambda _: None, seconds=0.2)
     assert (refused.value.status, refused.value.code) == (408, "request_timeout")
+
+
+async def test_a_body_that_is_still_coming_when_the_server_ends_gets_503():
+    drain, waits = Drain(), asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        waits.set()
+        await asyncio.Event().wait()
+        return {}
+
+    reading = asyncio.create_task(read_capped(Request(scope_with(drain), receive), MIB, lambda _: None))
+    await waits.wait()
+    drain.cut()
+    reading.cancel()  # as uvicorn does
+    with pytest.raises(ApiError) as refused:
+        await reading
+    assert (refused.value.status, refused.value.code) == (503, "server_overloaded")
+    assert refused.value.headers["Retry-After"]
+
+
+def test_a_form_full_of_its_own_boundary_is_refused_before_it_is_parsed():
+    part = b'--B\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+    ends_nowhere = b"\r\n--B?"
+    assert parse_form(part + ends_nowhere * 60 + b"\r\n--B--\r\n", b"B") == [("file", ends_nowhere * 60)]
+    with pytest.raises(ApiError) as refused:
+        parse_form(part + ends_nowhere * 100_000 + b"\r\n--B--\r\n", b"B")
+    assert refused.value.status == 400
 
 
 async def test_a_stream_for_http_1_0_has_no_chunks_and_ends_with_its_connection():
@@ -83,7 +117,7 @@ async def test_a_body_that_its_head_rules_out_is_refused_before_it_is_read(heade
     sent: list[dict[str, Any]] = []
     app = FastAPI(routes=router.routes)
     install(app)
-    app.state.settings, app.state.bodies = load_settings(), Bodies(2**30)
+    app.state.settings, app.state.bodies, app.state.drain = load_settings(), Bodies(2**30), Drain()
     record = RequestRecord("req_1", "POST", None)
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "state": {"record": record}}
     await app({**scope, "headers": [(header.encode(), value.encode())]}, receive, send)
@@ -113,7 +147,7 @@ async def test_two_large_bodies_are_parsed_at_a_time_and_small_ones_do_not_wait(
 
     app = FastAPI(routes=router.routes)
     install(app)
-    app.state.settings, app.state.bodies = load_settings(), Bodies(2**30)
+    app.state.settings, app.state.bodies, app.state.drain = load_settings(), Bodies(2**30), Drain()
     parsing = app.state.bodies.parsing
     for _ in range(2):
         assert not parsing.locked()
