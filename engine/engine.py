@@ -293,6 +293,11 @@ class Engine:
         self._pool.update(self._loader.planned.engines.values(), outdated)
         return {model_of(engine) for engine in outdated}
 
+    def again(self) -> tuple[str, ...]:
+        """Models that end with their last answer after a `reload`, and answer again once they are loaded anew."""
+        ending = self._pool.ending()
+        return tuple(name for name in self.config.models if name in ending)
+
     def later(self) -> tuple[str, ...]:
         """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
         later = {model_of(engine) for engine in self._loader.ledger.later()}

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from engine import Config, ConfigError, Engine, load_config
-from engine.pool.model_state import needs_another_engine
 from server.http.tls import TlsError
 from server.instance import Difference, Outcome, Renewal, write_outcome
 from server.store.audit import Actor, write_entry
@@ -63,11 +62,8 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         engine: Engine = app.state.engine
         before = _voices(engine)
         models = _difference(_named(engine.config), _named(config))
-        old = engine.config.models
-        both = [name for name in config.models if name in old]
-        again = {name for name in both if needs_another_engine(old[name], config.models[name])}
         outdated = await engine.reload(config)
-        again |= outdated
+        again, later = engine.again(), engine.later()  # before they go on
         models = replace(models, changed=tuple(dict.fromkeys((*models.changed, *sorted(outdated)))))
         app.state.metrics.models = config.entries
         voices = _difference(before, _voices(engine))
@@ -77,8 +73,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
                 await write_entry(connection, utc_now(), by, "config.reload", config.path.name, asdict(models))
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
-        done = Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings)
-        return replace(done, again=tuple(sorted(again)), later=engine.later())
+        return Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, again, later)
 
 
 def _named(config: Config) -> dict[str, Any]:

@@ -78,6 +78,12 @@ class Pool:
             self._look_after(model)
         self._ledger.changes.notify()
 
+    def ending(self) -> set[str]:
+        """Return the models whose loaded engines all end with their last answer."""
+        loaded = {name for name, model in self._models.items() if model.backend is not None}
+        staying = {model_of(name) for name in loaded if not self._models[name].stale.is_set()}
+        return {model_of(name) for name in loaded} - staying
+
     async def stop(self) -> None:
         """Stop loading and restarting, then end every model gracefully."""
         self._stopping = True

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from server.batches.folder import NO_SPACE, FileWriter, Folder
 from server.errors import ApiError
 from server.http.disconnect import cut_off_as_error
-from server.http.forms import LONGEST_NAME
+from server.http.forms import LONGEST_NAME, no_form, too_many
 from server.http.protocol import header_of
 from server.http.routing import BODY_PAUSE_SECONDS, receive_body
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
 _AT_A_TIME_BYTES = 2**20  # parsed and written in one go, beside the event loop
-# Of all files together. At the speed of a local disk they would take a core, and others' answers half as long again.
+# Of all files together. At the speed of a local disk they would take a core, and others' answers twice as long.
 _BYTES_PER_SECOND = 100e6
 _CATCH_UP_SECONDS = 0.05  # what was waited for its bytes counts
 _MOST_SECONDS = 4 * 3600.0
@@ -68,9 +68,8 @@ async def read_upload(
     form = _Form(boundary, upload, min(most_bytes, left_bytes))
     try:
         with cut_off_as_error(request.app.state.drain):
-            await _read(request, folder, form, _pace if paced else None)
-        size = max(upload.writer.bytes, form.came - _AROUND_BYTES)
-        form.check(_refusal(size, most_bytes, left_bytes, setting))
+            await _read(request, folder, form, paced=paced)
+        form.check(_refusal(form.size, most_bytes, left_bytes, setting))
     except BaseException as error:
         _ = asyncio.get_running_loop().run_in_executor(None, upload.writer.discard_now)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
@@ -90,22 +89,20 @@ def key_full() -> ApiError:
 
 
 class _Pace:
-    """Lets so many bytes a second through, whoever waits; a client that sends more is held up by TCP."""
+    """Lets `_BYTES_PER_SECOND` through, whoever waits; a client that sends more is held up by TCP."""
 
-    def __init__(self, bytes_per_second: float) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
+    _free_at = 0.0
 
     async def wait(self, size: int) -> None:
         now = time.monotonic()
-        self._free_at = max(self._free_at, now - _CATCH_UP_SECONDS) + size / self._rate
+        self._free_at = max(self._free_at, now - _CATCH_UP_SECONDS) + size / _BYTES_PER_SECOND
         await asyncio.sleep(self._free_at - now)  # below 0: only lets others go first
 
 
-_pace = _Pace(_BYTES_PER_SECOND)
+_pace = _Pace()
 
 
-async def _read(request: Request, folder: Folder, form: "_Form", pace: _Pace | None) -> None:
+async def _read(request: Request, folder: Folder, form: "_Form", *, paced: bool) -> None:
     """Read all of it; what comes after an error is dropped, so that the client reads the answer."""
     failure: Exception | None = None
     dropped = 0
@@ -113,8 +110,8 @@ async def _read(request: Request, folder: Folder, form: "_Form", pace: _Pace | N
         if failure is None and not form.full:
             try:
                 await folder.run(form.take_now, piece)
-                if pace is not None:
-                    await pace.wait(len(piece))
+                if paced:
+                    await _pace.wait(len(piece))
             except (ApiError, OSError) as error:
                 failure = error
         else:
@@ -169,8 +166,7 @@ class _Form:
     """The parser's callbacks. All of it runs on one thread at a time."""
 
     def __init__(self, boundary: bytes, upload: Upload, most_bytes: int) -> None:
-        self.came = 0
-        """Bytes of the whole body."""
+        self._came = 0
         self._most_bytes = most_bytes
         self._upload = upload
         self._delimiter = b"\r\n--" + boundary
@@ -197,27 +193,32 @@ class _Form:
         )
 
     @property
+    def size(self) -> int:
+        """Bytes of the file, or of the body without what may stand around it: whichever is more."""
+        return max(self._upload.writer.bytes, self._came - _AROUND_BYTES)
+
+    @property
     def full(self) -> bool:
         """Whether more has come than there may."""
-        return max(self._upload.writer.bytes, self.came - _AROUND_BYTES) > self._most_bytes
+        return self.size > self._most_bytes
 
     def take_now(self, piece: bytes) -> None:
         """Parse a piece, and write what of it is the file's. Raises `ApiError` and OSError."""
-        self.came += len(piece)
+        self._came += len(piece)
         self._delimiters += piece.count(self._delimiter)
         if self._delimiters > _MOST_FIELDS + 1:  # where no part ends with one, the parser goes on byte by byte
-            raise _too_many_fields()
+            raise too_many(_MOST_FIELDS, "fields")
         try:
             self._parser.write(piece)
         except FormParserError as error:
-            raise _no_form() from error
+            raise no_form() from error
 
     def check(self, refusal: ApiError | None) -> None:
         """Raise `ApiError` unless all of it has come, with a file that is not refused."""
         if refusal is not None:
             raise refusal
         if not self._ended:
-            raise _no_form()
+            raise no_form()
         if self._upload.filename is None:
             raise ApiError(400, "missing_field", "`file` is missing.", param="file")
         if not self._upload.writer.bytes:
@@ -228,7 +229,7 @@ class _Form:
         self._field.clear()
         self._parts += 1
         if self._parts > _MOST_FIELDS:
-            raise _too_many_fields()
+            raise too_many(_MOST_FIELDS, "fields")
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
@@ -268,14 +269,6 @@ class _Form:
 
     def _on_end(self) -> None:
         self._ended = True
-
-
-def _too_many_fields() -> ApiError:
-    return ApiError(400, "invalid_value", f"The form has more than {_MOST_FIELDS} fields.")
-
-
-def _no_form() -> ApiError:
-    return ApiError(400, "invalid_value", "The body is not a complete `multipart/form-data`. Send it again.")
 
 
 def _shown(name: bytes) -> str:

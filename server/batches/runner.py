@@ -476,7 +476,7 @@ class _Run:
 
     async def _begin(self, line: Line, group: asyncio.TaskGroup) -> None:
         envelope = envelope_of(line.text or b"")
-        model = (envelope is not None and model_of(envelope.body)) or ""
+        model = "" if envelope is None else model_of(envelope.body) or ""
         alone = line.deaths >= _MOST_DEATHS
         window = self._runner.window
         await window.enter(self.row.key_id, model, line.size, alone=alone, most=self._may_begin)

@@ -86,7 +86,7 @@ def parse_form(body: bytes, boundary: bytes) -> Form:
         },
     )
     if body.count(b"\r\n--" + boundary) > _MOST_PARTS + 1:  # where none ends, the parser goes on byte by byte
-        raise _too_many_parts()
+        raise too_many(_MOST_PARTS, "parts")
     try:
         parser.write(body)
     except FormParserError as error:
@@ -100,8 +100,8 @@ def no_form() -> ApiError:
     return ApiError(400, "invalid_value", "The body is not a complete `multipart/form-data`. Send it again.")
 
 
-def _too_many_parts() -> ApiError:
-    return ApiError(400, "invalid_value", f"The form has more than {_MOST_PARTS} parts.")
+def too_many(most: int, parts: str) -> ApiError:
+    return ApiError(400, "invalid_value", f"The form has more than {most} {parts}.")
 
 
 class _Parts:
@@ -120,7 +120,7 @@ class _Parts:
         self._headers, self._header, self._value, self._head_bytes = {}, b"", b"", 0
         self._name, self._pieces = "", []
         if len(self.form) == _MOST_PARTS:
-            raise _too_many_parts()
+            raise too_many(_MOST_PARTS, "parts")
 
     def header_name(self, data: bytes, start: int, end: int) -> None:
         self._header += self._of_head(data, start, end)

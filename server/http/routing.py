@@ -112,16 +112,15 @@ async def receive_body(request: Request, seconds: float, *, paused: str, late: s
     """Yield the body as it comes.
 
     Raises `ApiError` 408 with the sentence `paused` where nothing comes for `BODY_PAUSE_SECONDS`, and `late` where it
-    is not there within `seconds`, 503 where the server ends; `ClientDisconnectedError`.
+    is not there within `seconds`; `ClientDisconnectedError`.
     """
     more = True
     now = asyncio.get_running_loop().time
     deadline = now() + seconds
     while more:
         try:
-            with cut_off_as_error(request.app.state.drain):
-                async with asyncio.timeout_at(min(now() + BODY_PAUSE_SECONDS, deadline)):
-                    message = await request.receive()
+            async with asyncio.timeout_at(min(now() + BODY_PAUSE_SECONDS, deadline)):
+                message = await request.receive()
         except TimeoutError as error:
             sentence = late if now() >= deadline else paused
             raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
@@ -143,18 +142,19 @@ async def read_body(request: Request, held: Callable[[int], None]) -> bytes:
 async def read_capped(
     request: Request, limit: int, held: Callable[[int], None], *, seconds: float = _BODY_SECONDS
 ) -> bytes:
-    """Return the body. Raises `ApiError` for one that is too large, or takes too long."""
+    """Return the body. Raises `ApiError` for one that is too large, takes too long, or comes when the server ends."""
     chunks: list[bytes] = []
     size = 0
     paused = f"No byte of the body came for {BODY_PAUSE_SECONDS:.0f} s. Send the request again."
     late = f"The body did not come within {seconds:.0f} s. Send less at once."
-    async for chunk in receive_body(request, seconds, paused=paused, late=late):
-        size += len(chunk)
-        if size <= limit:
-            held(len(chunk))
-            chunks.append(chunk)
-        elif size > limit + _DRAIN_BYTES:
-            break
+    with cut_off_as_error(request.app.state.drain):
+        async for chunk in receive_body(request, seconds, paused=paused, late=late):
+            size += len(chunk)
+            if size <= limit:
+                held(len(chunk))
+                chunks.append(chunk)
+            elif size > limit + _DRAIN_BYTES:
+                break
     if size > limit:
         raise _too_large(limit, close=True)
     return b"".join(chunks)
@@ -174,7 +174,7 @@ def parse_strict_json(body: bytes) -> Any:
     """
     parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
     if parts > _MOST_PARTS:  # to make and to check them would hold up all others for seconds
-        head = body[:_LARGE_BODY_BYTES]
+        head = body.lstrip()[:_LARGE_BODY_BYTES]
         _parsed(head[: max(head.rfind(b"["), head.rfind(b"{")) + 1], partial=True)  # nested too deep, or no JSON
         sentence = f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests."
         raise ApiError(413, "request_too_large", sentence)

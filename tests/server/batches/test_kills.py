@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -173,8 +174,7 @@ def test_a_file_of_a_gibibyte_costs_little_memory_and_holds_nobody_up(server: Se
             opened.write(jsonl([line(f"line {number}", comment="x" * 26_000)]))
     assert 0.9 * 2**30 < file.stat().st_size <= 2**30
     process = psutil.Process(server.pid)
-    phases = [f"{kind} {when}" for when in ("alone", "upload", "lines") for kind in ("list", "chat")][:-1]
-    seconds: dict[str, list[float]] = {phase: [] for phase in phases}
+    seconds = defaultdict[str, list[float]](list)
 
     def asked(http: httpx2.Client, when: str, *kinds: str) -> None:
         for kind in kinds:

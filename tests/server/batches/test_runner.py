@@ -65,7 +65,7 @@ async def test_a_file_that_is_wrong_fails_with_the_numbers_of_its_lines(house: H
         b"nonsense",
         b"[1]",
         b'{"custom_id": "\xff"}',
-        json.dumps(good | {"custom_id": [[]] * 100_000}).encode(),
+        json.dumps(good | {"custom_id": 7}).encode(),
         json.dumps(good | {"custom_id": "a"}).encode(),
         json.dumps(good | {"custom_id": "b", "method": "GET"}).encode(),
         json.dumps(good | {"custom_id": "c", "url": "/v1/embeddings"}).encode(),
@@ -74,6 +74,7 @@ async def test_a_file_that_is_wrong_fails_with_the_numbers_of_its_lines(house: H
         json.dumps(good | {"custom_id": "f", "body": {}}).encode(),
         b"[" * 100_000,
         b"\x00",
+        json.dumps(good | {"custom_id": [[]] * 100_000}).encode(),
     ]
     async with house.running() as runner:
         batch = await house.add(await house.key(), b"\n".join([json.dumps(good).encode(), *wrong]))
@@ -93,6 +94,7 @@ async def test_a_file_that_is_wrong_fails_with_the_numbers_of_its_lines(house: H
         (11, "model_not_found"),
         (12, "invalid_json_line"),
         (13, "invalid_json_line"),
+        (14, "invalid_custom_id"),
     ]
     assert house.answers.asked == []
 
