@@ -36,7 +36,18 @@ _FEWEST_EXPECTED_TOKENS = 256.0
 _FULL = 0.9
 _GROWTH_READ_SECONDS = 0.05  # to add up hundreds of running answers costs 0.1 ms
 _PRIORITY_BITS = 40  # below the urgency
+# Interactive requests are below the first, batches below the second.
+BATCH_PRIORITY = Urgency.BATCH << _PRIORITY_BITS
+BACKGROUND_PRIORITY = Urgency.BACKGROUND << _PRIORITY_BITS
 SEQUENCE = 1 << 24  # in priorities: a sequence of the same owner; less than that is its size in tokens
+# After the last interactive request the next one is still to be expected: agents ask again at once. What has until
+# tomorrow also waits for a person who reads and asks again.
+BACKGROUND_QUIET_SECONDS = 5.0
+
+
+def beside_interactive(sequences: int) -> int:
+    """Return how many of a model's places what can wait may have beside interactive requests: 1/32."""
+    return max(1, sequences // 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +85,8 @@ class Room:
     kv_groups: tuple[KvGroup, ...] = ()
     fair: bool = True
     beside_interactive: int | None = None
-    # After the last interactive request the next one is still to be expected: agents ask again at once. Not for long
-    # where a batch's client waits too; what has until tomorrow also waits for a person who reads and asks again.
-    quiet_seconds: float = 0.25
-    background_quiet_seconds: float = 5.0
+    quiet_seconds: float = 0.25  # as BACKGROUND_QUIET_SECONDS, for a batch, whose client waits, too
+    background_quiet_seconds: float = BACKGROUND_QUIET_SECONDS
 
     def taken(self, tokens: int, sequences: int) -> int:
         """Return what so many sequences take that have so many tokens together, in units of `kv_room`."""

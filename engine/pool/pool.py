@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engine.admission import Admission, Room
+from engine.admission import Admission, Room, beside_interactive
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
 from engine.config.models import model_of
@@ -193,7 +193,7 @@ class Pool:
             if not isinstance(spec, ChatModelSpec):
                 continue
             sequences = spec.engine.max_num_seqs - spec.engine.places_for_people
-            room = Room(sequences, waiting=0, beside_interactive=max(1, sequences // 32))
+            room = Room(sequences, waiting=0, beside_interactive=beside_interactive(sequences))
             self._admissions.setdefault(spec.id, Admission(room)).resize(room)
 
     def _is_loaded(self, name: str) -> bool:

@@ -48,6 +48,9 @@ _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hol
 _newcomers = _Patch("newcomers", "optional", "While the KV cache is full, a newcomer may wait for seconds.")
 _phases = _Patch("phases", "optional", "The start of a large model shows one phase for minutes.")
 _shared = _Patch("shared steps", "optional", "A short question waits until a long prompt before it has been read.")
+_first = _Patch(
+    "interactive first", "optional", "Questions beside a batch have its long steps until what runs has ended."
+)
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
 _cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
@@ -180,6 +183,18 @@ NAMES: tuple[ForeignName, ...] = (
     _shared(f"{_SCHEDULER}.scheduler_config", "what one prompt may have of it, for one step"),
     _shared("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
     _shared("vllm.v1.request.Request.is_prefill_chunk", "whether its prompt has been read"),
+    _first(f"{_SCHEDULER}.schedule", "wrapped"),
+    _first(f"{_SCHEDULER}.running", "what has a token in each step"),
+    _first(f"{_SCHEDULER}.waiting", "who is next"),
+    _first(f"{_SCHEDULER}.max_num_running_reqs", "how many places there are"),
+    _first(f"{_SCHEDULER}.scheduler_config", "what one prompt may have of a step"),
+    _first("vllm.v1.request.Request.is_prefill_chunk", "whether its prompt has been read"),
+    _first(f"{_SCHEDULER}.kv_cache_manager", "whose blocks others may need"),
+    _first(f"{_SCHEDULER}._preempt_request", "preempts those", "request timestamp"),
+    _first("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped"),
+    _first("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
+    _first("vllm.v1.core.sched.request_queue.RequestQueue.remove_requests", "for one step", "requests"),
+    _first("vllm.v1.core.sched.request_queue.RequestQueue.prepend_requests", "likewise", "requests"),
     _seeds(f"{_RUNNER}.sample_tokens", "wrapped", "grammar_output"),
     _seeds(f"{_RUNNER}.input_batch", "the requests of a step"),
     _seeds(f"{_RUNNER}.discard_request_mask", "whose token is thrown away"),

@@ -12,13 +12,20 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.admission import SEQUENCE
+from engine.admission import (
+    BACKGROUND_PRIORITY,
+    BACKGROUND_QUIET_SECONDS,
+    BATCH_PRIORITY,
+    SEQUENCE,
+    beside_interactive,
+)
 from engine.backends.vllm.compat import apply
 from engine.backends.vllm.grammars import ENGINE_THREADS
 from engine.backends.vllm.processes import end_phases, runs_on_cpu, tell_phase, tie_to_parent
@@ -28,6 +35,7 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 _PROVIDER = "hearth_cpu"
 _NORM_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _NORM_WIDTH = 32  # the most numbers a kernel takes at once; rows must be whole multiples of what it takes
+_BACKGROUND_PROMPT_TOKENS = 256  # of a step beside interactive requests; a GPU has read them by the time of its weights
 # vLLM's engine argument `ir_op_priority`. Where a kernel does not fit, vLLM's is used.
 _NORMS = {"rms_norm": [_PROVIDER], "fused_add_rms_norm": [_PROVIDER]}
 
@@ -86,6 +94,7 @@ def patches() -> dict[str, Callable[[], None]]:
         "newcomers": _preempt_for_newcomers,
         "phases": _tell_phases,
         "shared steps": partial(_wrap, "vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_beside_prompts),
+        "interactive first": _pause_background,
     }
     if runs_on_cpu():
         found |= {
@@ -201,6 +210,86 @@ def _schedule_beside_prompts(schedule: Callable[..., Any], scheduler: Any, *rest
         return schedule(scheduler, *rest, **named)
     finally:
         limits.long_prefill_token_threshold = before
+
+
+def _pause_background() -> None:
+    _wrap("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", _allocate_from_paused)
+    _wrap("vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_without_paused)
+
+
+def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
+    """A question beside a batch of 256 lines had their long steps until the last of them had ended.
+
+    vLLM (0.32) makes a token for every running sequence in every step. Here, while there are interactive requests and
+    for some time after, most background sequences have none. They keep their blocks while nobody else needs them. Their
+    prompts are read one at a time, in small parts, and while nobody else's is.
+    """
+    running, waiting, most = scheduler.running, scheduler.waiting, scheduler.max_num_running_reqs
+    if _is_quiet(scheduler):
+        return schedule(scheduler, *rest, **named)
+    kept = [request for request in running if request.priority < BACKGROUND_PRIORITY]
+    queued = [request for request in waiting if request.priority >= BACKGROUND_PRIORITY]
+    others = len(waiting) - len(queued)
+    if len(running) + others > most:  # paused ones keep their places: as vLLM does it, until some have ended
+        return schedule(scheduler, *rest, **named)
+    reads = others > 0 or any(request.is_prefill_chunk for request in kept)
+    limits, manager = scheduler.scheduler_config, scheduler.kv_cache_manager
+    before = limits.long_prefill_token_threshold
+    if not reads:
+        limits.long_prefill_token_threshold = _BACKGROUND_PROMPT_TOKENS
+    paused, room = _Paused(scheduler), beside_interactive(most)
+    for request in running:
+        if request.priority < BACKGROUND_PRIORITY:
+            continue
+        if room and not (reads and request.is_prefill_chunk):
+            kept.append(request)
+            reads, room = reads or request.is_prefill_chunk, room - 1
+        else:
+            paused.running.append(request)
+    paused.waiting = queued if reads or not room else queued[1:]
+    scheduler.running, manager.paused = kept, paused
+    waiting.remove_requests(paused.waiting)
+    done = schedule(scheduler, *rest, **named)
+    waiting.prepend_requests(paused.waiting)
+    scheduler.running += paused.running
+    manager.paused, limits.long_prefill_token_threshold = None, before
+    return done
+
+
+def _is_quiet(scheduler: Any) -> bool:
+    """Whether there is no interactive request, and has been none for some time."""
+    waiting, now = scheduler.waiting, time.monotonic()
+    first = waiting.peek_request().priority if waiting else BATCH_PRIORITY
+    if first < BATCH_PRIORITY or any(request.priority < BATCH_PRIORITY for request in scheduler.running):
+        scheduler.quiet_at = now + BACKGROUND_QUIET_SECONDS
+    return bool(now >= getattr(scheduler, "quiet_at", now))
+
+
+@dataclass(slots=True)
+class _Paused:
+    """The requests that a step goes without, by where they were."""
+
+    scheduler: Any
+    running: list[Any] = field(default_factory=list)
+    waiting: list[Any] = field(default_factory=list)
+
+    def preempt(self) -> None:
+        """Preempt one of those that ran, the one that vLLM would take. This step goes without it all the same."""
+        last = max(self.running, key=lambda request: (request.priority, request.arrival_time))
+        self.running.remove(last)
+        self.scheduler._preempt_request(last, time.monotonic())  # noqa: SLF001  # no public name for it
+        self.scheduler.waiting.remove_requests([last])
+        self.waiting.append(last)
+
+
+def _allocate_from_paused(allocate: Callable[..., Any], manager: Any, *rest: Any, **named: Any) -> Any:
+    """Where there are too few blocks, take those of paused sequences, which vLLM does not see."""
+    while (blocks := allocate(manager, *rest, **named)) is None:
+        paused = getattr(manager, "paused", None)
+        if paused is None or not paused.running:
+            return None
+        paused.preempt()
+    return blocks
 
 
 def _sample_discarded_tokens_unseeded(sample: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:

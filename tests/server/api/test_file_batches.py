@@ -231,6 +231,27 @@ async def test_cancelling_ends_it_with_what_is_done(client: openai.AsyncOpenAI) 
     assert (await client.batches.cancel(batch.id)).status == "cancelled"
 
 
+async def test_lines_that_are_paused_for_questions_have_the_answers_of_others(client: openai.AsyncOpenAI) -> None:
+    """More lines than run beside a question: the others sit out its steps, and go on where they were."""
+    lines = [hello("first", max_tokens=1)]
+    lines += [hello(f"line {number}", max_tokens=200, ignore_eos=True) for number in range(20)]
+    file = await upload(client, lines)
+    answers = []
+    for questions in (0, 3):
+        batch = await begun(client, file.id)
+        while not (batch.request_counts and batch.request_counts.completed):
+            batch = await client.batches.retrieve(batch.id)
+        for _ in range(questions):
+            asked = await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=20)
+            assert asked.choices[0].message.content == HELLO_ANSWER
+        batch = await ended(client, batch)
+        assert batch.errors is None
+        assert batch.error_file_id is None
+        answers.append([one["response"]["body"]["choices"] for one in await content(client, batch.output_file_id)])
+    alone, beside = answers
+    assert alone == beside
+
+
 async def test_an_expired_window_ends_it_with_what_is_done(client: openai.AsyncOpenAI, server: Server) -> None:
     lines = [hello(f"line {number}", max_tokens=400, ignore_eos=True) for number in range(400)]
     batch = await begun(client, (await upload(client, lines)).id, window="1h")

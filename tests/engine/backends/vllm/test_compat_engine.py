@@ -27,6 +27,7 @@ RENAMED = {
     "newcomers": "_preempt_request",
     "phases": "compile_or_warm_up_model",
     "shared steps": "is_prefill_chunk",
+    "interactive first": "remove_requests",
     "seeds": "discard_request_mask",
     "cache at start": "initialize_kv_cache_tensors",
     "compile models only": "TorchCompileWithNoGuardsWrapper",

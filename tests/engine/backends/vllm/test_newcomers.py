@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.admission import SEQUENCE
+from engine.admission import BACKGROUND_PRIORITY, BATCH_PRIORITY, SEQUENCE
 from engine.backends.vllm import plugin
 
 pytestmark = pytest.mark.engine
@@ -36,7 +36,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The patches, undone at the end."""
     monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
     monkeypatch.setattr(KVCacheManager, "allocate_slots", KVCacheManager.allocate_slots)
-    for name in ("newcomers", "shared steps"):
+    for name in ("newcomers", "shared steps", "interactive first"):
         plugin.patches()[name]()
 
 
@@ -45,11 +45,11 @@ def scheduler() -> Scheduler:
     return made(blocks=MOST)
 
 
-def made(blocks: int, step: int = 256) -> Scheduler:
+def made(blocks: int, step: int = 256, places: int = 16) -> Scheduler:
     """`step`: tokens."""
     model = ModelConfig(model=str(DEMO), dtype="float32")
     limits = SchedulerConfig(
-        max_num_seqs=16,
+        max_num_seqs=places,
         max_num_batched_tokens=step,
         max_model_len=256,
         is_encoder_decoder=False,
@@ -64,11 +64,11 @@ def made(blocks: int, step: int = 256) -> Scheduler:
     return Scheduler(config, given, StructuredOutputManager(config), block_size=BLOCK)
 
 
-def ask(scheduler: Scheduler, name: str, ahead: int, prompt: int = 4) -> Request:
-    """`ahead`: sequences of the same owner."""
+def ask(scheduler: Scheduler, name: str, ahead: int, prompt: int = 4, urgency: int = 0) -> Request:
+    """`ahead`: sequences of the same owner. `urgency`: the least priority of such requests."""
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     params.update_from_generation_config({}, 1)
-    request = Request(name, [1] * prompt, params, None, priority=ahead * SEQUENCE)
+    request = Request(name, [1] * prompt, params, None, priority=urgency + ahead * SEQUENCE)
     scheduler.add_request(request)
     return request
 
@@ -168,3 +168,112 @@ def test_who_comes_after_all_that_are_read_takes_nothing_from_them():
     later = ask(scheduler, "later", 3)
     step(scheduler)
     assert (long.num_computed_tokens, later.num_computed_tokens) == (64, 0)
+
+
+def batch(scheduler: Scheduler, lines: int, prompt: int = 4) -> list[Request]:
+    return [ask(scheduler, f"line {number}", number, prompt, BACKGROUND_PRIORITY) for number in range(lines)]
+
+
+def answers(requests: list[Request]) -> list[int]:
+    """How many tokens each has been given since it was asked."""
+    return [request.num_output_tokens for request in requests]
+
+
+def be_quiet(scheduler: Scheduler) -> None:
+    """Let the time pass in which the next question is expected."""
+    scheduler.quiet_at = 0.0
+
+
+def test_without_the_patch_all_lines_have_a_token_in_each_step_of_a_question():
+    scheduler = made(blocks=100, places=64)
+    lines = batch(scheduler, 8)
+    step(scheduler)
+    ask(scheduler, "question", 0)
+    step(scheduler)
+    assert answers(lines) == [2] * 8
+
+
+@pytest.mark.usefixtures("patched")
+def test_beside_a_question_a_few_lines_go_on_and_the_others_later_where_they_were():
+    scheduler = made(blocks=100, places=64)
+    lines = batch(scheduler, 8)
+    step(scheduler)
+    question = ask(scheduler, "question", 0)
+    for _ in range(5):
+        step(scheduler)
+    assert question.num_output_tokens == 5
+    assert answers(lines) == [6, 6] + [1] * 6
+    scheduler.finish_requests([question.request_id], RequestStatus.FINISHED_ABORTED)
+    step(scheduler)
+    assert answers(lines) == [7, 7] + [1] * 6  # the next question is expected
+    scheduler.finish_requests([lines[0].request_id, lines[5].request_id], RequestStatus.FINISHED_ABORTED)
+    step(scheduler)
+    assert answers(lines) == [7, 8, 2] + [1] * 5
+    be_quiet(scheduler)
+    step(scheduler)
+    assert answers(lines) == [7, 9, 3, 2, 2, 1, 2, 2]
+    assert [line.num_preemptions for line in lines] == [0] * 8
+
+
+@pytest.mark.usefixtures("patched")
+def test_lines_are_not_paused_for_a_batch_request():
+    scheduler = made(blocks=100, places=64)
+    lines = batch(scheduler, 8)
+    step(scheduler)
+    ask(scheduler, "item", 0, urgency=BATCH_PRIORITY)
+    step(scheduler)
+    assert answers(lines) == [2] * 8
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_question_takes_blocks_of_paused_lines_and_they_answer_later_all_the_same():
+    scheduler = made(blocks=MOST, places=64)
+    lines = batch(scheduler, MOST)
+    step(scheduler)
+    question = ask(scheduler, "question", 0, prompt=3 * BLOCK)
+    step(scheduler)
+    assert question.num_output_tokens == 1
+    assert [line.status for line in lines] == [RequestStatus.RUNNING] * 5 + [RequestStatus.PREEMPTED] * 3
+    for _ in range(BLOCK):  # it grows, and so do the two that go on
+        step(scheduler)
+    assert question.num_output_tokens == BLOCK + 1
+    assert question.num_preemptions == 0
+    assert answers(lines)[:2] == [BLOCK + 2] * 2
+    assert [line.status for line in lines[2:]].count(RequestStatus.PREEMPTED) == 6
+    scheduler.finish_requests([question.request_id], RequestStatus.FINISHED_ABORTED)
+    be_quiet(scheduler)
+    for line in lines:  # each ends once it has two tokens more
+        before = line.num_output_tokens
+        steps_until(lambda line=line, before=before: line.num_output_tokens >= before + 2, scheduler)
+        scheduler.finish_requests([line.request_id], RequestStatus.FINISHED_ABORTED)
+    assert not scheduler.has_unfinished_requests()
+
+
+@pytest.mark.usefixtures("patched")
+def test_prompts_of_lines_are_read_one_at_a_time_in_parts_and_after_that_of_a_question():
+    scheduler = made(blocks=200, step=1024, places=64)
+    ask(scheduler, "question", 0)
+    step(scheduler)
+    lines = batch(scheduler, 2, prompt=250)
+    step(scheduler)
+    assert [line.num_computed_tokens for line in lines] == [250, 0]
+    step(scheduler)
+    assert [line.num_computed_tokens for line in lines] == [251, 250]
+    other = ask(scheduler, "other", 0, prompt=250)
+    later = ask(scheduler, "line 2", 2, 250, BACKGROUND_PRIORITY)
+    step(scheduler)
+    assert (other.num_output_tokens, later.num_computed_tokens) == (1, 0)
+    assert answers(lines) == [3, 2]
+
+
+@pytest.mark.usefixtures("patched")
+def test_with_no_place_left_lines_are_not_paused():
+    scheduler = made(blocks=100, places=4)
+    lines = batch(scheduler, 4)
+    step(scheduler)
+    question = ask(scheduler, "question", 0)
+    step(scheduler)
+    assert answers(lines) == [2] * 4
+    scheduler.finish_requests([lines[3].request_id], RequestStatus.FINISHED_ABORTED)
+    step(scheduler)
+    assert (answers(lines), question.num_output_tokens) == ([3, 2, 2, 2], 1)
