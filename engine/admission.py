@@ -74,7 +74,8 @@ class Room:
     batches bound themselves. `kv_room`: what running conversations may take together, in blocks of the KV cache if
     there are `kv_groups`, all of which take from the same ones, else in tokens; None where it is not known.
     `beside_interactive`: of an admission before rendering; so many sequences run while interactive requests run in the
-    model, and some time longer, because each running sequence makes every step longer for all.
+    model, and some time longer, because each running sequence makes every step longer for all. As many are not taken by
+    background requests at other times.
     """
 
     sequences: int
@@ -102,6 +103,7 @@ class _Standing(IntEnum):
     NEWCOMER = 0
     REGULAR = 1
     BATCH = 2
+    BACKGROUND = 3
 
 
 class Asking(Protocol):
@@ -315,7 +317,7 @@ class Admission:
         self._dispatch()
 
     def _next(self) -> Claim | None:
-        held_up, is_short = _Standing.BATCH + 1, False
+        held_up, is_short = _Standing.BACKGROUND + 1, False
         for claim in self._queue.in_turn(self._clock()):
             standing = self._standing(claim)
             if standing >= held_up or (is_short and self._exceeds_share(claim)):
@@ -335,10 +337,13 @@ class Admission:
 
     def _has_place(self, claim: Claim) -> bool:
         room, standing, most = self._room, self._standing(claim), self._room.sequences
-        if room.beside_interactive is not None and (self._interactive or claim.urgency in self._unquiet):
-            most = room.beside_interactive
+        if room.beside_interactive is not None:
+            if self._interactive or claim.urgency in self._unquiet:
+                most = room.beside_interactive
+            elif standing == _Standing.BACKGROUND:  # lines of a file run for minutes: a batch's client would wait
+                most -= room.beside_interactive
         kept = 0 if standing == _Standing.NEWCOMER else room.kept_for_newcomers
-        if standing == _Standing.BATCH:
+        if standing >= _Standing.BATCH:
             kept = max(kept, room.kept_for_interactive)
         return claim.sequences <= most - self.running - kept
 
@@ -358,7 +363,7 @@ class Admission:
         """
         standing = self._standing(claim)
         if self._room.kv_room is None or standing != _Standing.REGULAR:
-            return standing == _Standing.BATCH
+            return standing >= _Standing.BATCH
         of_owner = self._kv_taken[claim.owner] + self._read_growth()[1][claim.owner] + self._expected(claim)
         return of_owner > _FULL * self._room.kv_room / len(self._by_owner.keys() | {claim.owner})
 
@@ -386,6 +391,8 @@ class Admission:
     def _standing(self, claim: Claim) -> _Standing:
         if claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._by_owner:
             return _Standing.NEWCOMER
+        if claim.urgency == Urgency.BACKGROUND:
+            return _Standing.BACKGROUND
         interactive = claim.urgency_at(self._clock()) == Urgency.INTERACTIVE
         return _Standing.REGULAR if interactive else _Standing.BATCH
 

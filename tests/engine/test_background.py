@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from engine.admission import Admission, Room, Ticket
+from engine.fair_queue import PATIENCE_SECONDS
 from engine.types import Urgency
 
 
@@ -141,6 +142,25 @@ async def test_some_background_requests_always_run_beside_interactive_ones() -> 
             assert sum(one.inside.is_set() for one in lines) == min(ended + 2, 8)
             line.done.set()
             await line.task
+
+
+async def test_lines_leave_some_places_to_batches_which_need_not_wait_for_their_end() -> None:
+    now = [0.0]
+    queue = Admission(Room(8, waiting=0, beside_interactive=2), clock=lambda: now[0])
+    lines = [Worker(queue, 1, Urgency.BACKGROUND) for _ in range(8)]
+    await turns()
+    assert sum(line.inside.is_set() for line in lines) == 6
+    now[0] += 2 * PATIENCE_SECONDS  # two wait like batches now, and before one that comes
+    batches = [Worker(queue, 1) for _ in range(3)]
+    await turns()
+    assert [batch.inside.is_set() for batch in batches] == [True, True, False]
+    lines[0].done.set()
+    await turns()
+    assert batches[2].inside.is_set()
+    assert sum(line.inside.is_set() for line in lines) == 6
+    for worker in (*lines, *batches):
+        worker.done.set()
+        await worker.task
 
 
 async def test_an_interactive_request_in_the_quiet_time_ends_it_for_all() -> None:

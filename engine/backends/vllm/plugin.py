@@ -10,8 +10,9 @@ import os
 import pkgutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -222,7 +223,8 @@ def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest
 
     vLLM (0.32) makes a token for every running sequence in every step. Here, while there are interactive requests and
     for some time after, most background sequences have none. They keep their blocks while nobody else needs them. Their
-    prompts are read one at a time, in small parts, and while nobody else's is.
+    prompts are read one at a time, in small parts, and while nobody else's is. One with a picture is read to its end:
+    others wait for its place in the cache of encoded pictures.
     """
     running, waiting, most = scheduler.running, scheduler.waiting, scheduler.max_num_running_reqs
     if _is_quiet(scheduler):
@@ -233,27 +235,39 @@ def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest
     if len(running) + others > most:  # paused ones keep their places: as vLLM does it, until some have ended
         return schedule(scheduler, *rest, **named)
     reads = others > 0 or any(request.is_prefill_chunk for request in kept)
-    limits, manager = scheduler.scheduler_config, scheduler.kv_cache_manager
-    before = limits.long_prefill_token_threshold
-    if not reads:
-        limits.long_prefill_token_threshold = _BACKGROUND_PROMPT_TOKENS
+    step = nullcontext() if reads else _small_parts(scheduler)
     paused, room = _Paused(scheduler), beside_interactive(most)
     for request in running:
         if request.priority < BACKGROUND_PRIORITY:
             continue
-        if room and not (reads and request.is_prefill_chunk):
+        begun_picture = request.is_prefill_chunk and request.has_encoder_inputs
+        if begun_picture or (room > 0 and not (reads and request.is_prefill_chunk)):
             kept.append(request)
             reads, room = reads or request.is_prefill_chunk, room - 1
         else:
             paused.running.append(request)
-    paused.waiting = queued if reads or not room else queued[1:]
-    scheduler.running, manager.paused = kept, paused
+    paused.waiting = queued if reads or room <= 0 else queued[1:]
+    scheduler.running, scheduler.kv_cache_manager.paused = kept, paused
     waiting.remove_requests(paused.waiting)
-    done = schedule(scheduler, *rest, **named)
+    with step:
+        done = schedule(scheduler, *rest, **named)
     waiting.prepend_requests(paused.waiting)
     scheduler.running += paused.running
-    manager.paused, limits.long_prefill_token_threshold = None, before
+    scheduler.kv_cache_manager.paused = None
     return done
+
+
+@contextmanager
+def _small_parts(scheduler: Any) -> Iterator[None]:
+    """Read little of a prompt in a step, where vLLM is set to read prompts in parts."""
+    limits, most = scheduler.scheduler_config, scheduler.max_num_scheduled_tokens
+    before = limits.long_prefill_token_threshold
+    if limits.enable_chunked_prefill:
+        limits.long_prefill_token_threshold = min(before or most, _BACKGROUND_PROMPT_TOKENS)
+        if len(scheduler.running) + len(scheduler.waiting) == 1:  # vLLM has no threshold for one that is alone
+            scheduler.max_num_scheduled_tokens = min(most, _BACKGROUND_PROMPT_TOKENS)
+    yield
+    limits.long_prefill_token_threshold, scheduler.max_num_scheduled_tokens = before, most
 
 
 def _is_quiet(scheduler: Any) -> bool:

@@ -3,6 +3,7 @@
 No model is run.
 """
 
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.engine
 with warnings.catch_warnings():  # of what torch imports
     warnings.simplefilter("ignore")
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -64,20 +67,26 @@ def made(blocks: int, step: int = 256, places: int = 16) -> Scheduler:
     return Scheduler(config, given, StructuredOutputManager(config), block_size=BLOCK)
 
 
-def ask(scheduler: Scheduler, name: str, ahead: int, prompt: int = 4, urgency: int = 0) -> Request:
-    """`ahead`: sequences of the same owner. `urgency`: the least priority of such requests."""
-    params = SamplingParams(max_tokens=200, ignore_eos=True)
+def ask(  # noqa: PLR0917
+    scheduler: Scheduler, name: str, ahead: int, prompt: int = 4, urgency: int = 0, picture: int = 0, answer: int = 200
+) -> Request:
+    """`ahead`: sequences of the same owner. `urgency`: the least priority of such requests. `picture`: its tokens."""
+    params = SamplingParams(max_tokens=answer, ignore_eos=True)
     params.update_from_generation_config({}, 1)
-    request = Request(name, [1] * prompt, params, None, priority=urgency + ahead * SEQUENCE)
+    where = PlaceholderRange(offset=0, length=picture)
+    seen = [MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=where, mm_hash=name)]
+    features = seen if picture else None
+    request = Request(name, [1] * prompt, params, None, priority=urgency + ahead * SEQUENCE, mm_features=features)
     scheduler.add_request(request)
     return request
 
 
 def step(scheduler: Scheduler) -> None:
-    """One token for each sequence that is scheduled."""
+    """One token for each sequence that is scheduled and whose prompt has been read."""
     done = scheduler.schedule()
     names = list(done.num_scheduled_tokens)
-    made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, [[1] for _ in names])
+    tokens = [[] if scheduler.requests[name].is_prefill_chunk else [1] for name in names]
+    made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, tokens)
     scheduler.update_from_output(done, made)
 
 
@@ -264,6 +273,62 @@ def test_prompts_of_lines_are_read_one_at_a_time_in_parts_and_after_that_of_a_qu
     step(scheduler)
     assert (other.num_output_tokens, later.num_computed_tokens) == (1, 0)
     assert answers(lines) == [3, 2]
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_line_that_is_alone_in_the_time_after_a_question_is_read_in_parts_too():
+    scheduler = made(blocks=200, step=1024, places=32)
+    ask(scheduler, "question", 0, answer=1)
+    step(scheduler)
+    lines = batch(scheduler, 3, prompt=400)
+    step(scheduler)
+    assert [line.num_computed_tokens for line in lines] == [256, 0, 0]
+    assert scheduler.max_num_scheduled_tokens == 1024
+    assert scheduler.scheduler_config.long_prefill_token_threshold == 0
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_line_whose_picture_fills_the_cache_is_read_to_its_end_and_then_that_of_a_question():
+    scheduler = made(blocks=200, step=300, places=64)
+    scheduler.max_num_encoder_input_tokens, scheduler.encoder_cache_manager = 1024, EncoderCacheManager(1024)
+    ask(scheduler, "text", 0)
+    step(scheduler)
+    line = ask(scheduler, "line", 0, 900, BACKGROUND_PRIORITY, picture=800)
+    step(scheduler)
+    assert line.num_computed_tokens == 256
+    question = ask(scheduler, "question", 0, 700, picture=600)
+    steps_until(lambda: question.num_output_tokens > 0, scheduler)
+    assert line.num_output_tokens > 0
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_and_goes_every_request_ends_with_all_of_its_tokens(seed):
+    choose = random.Random(seed)  # noqa: S311  # repeatable on purpose
+    scheduler = made(blocks=choose.choice([40, 100]), step=choose.choice([64, 512]), places=choose.choice([4, 40]))
+    asked, cut = [], set()
+    for number in range(300):
+        if choose.random() < 0.4:
+            urgency = choose.choice([0, BATCH_PRIORITY, BACKGROUND_PRIORITY, BACKGROUND_PRIORITY])
+            sizes = {"prompt": choose.randint(1, 200), "answer": choose.randint(1, 30)}
+            asked.append(ask(scheduler, f"{number}", choose.randint(0, 9), urgency=urgency, **sizes))
+        if choose.random() < 0.05 and asked and not (one := choose.choice(asked)).is_finished():
+            scheduler.finish_requests([one.request_id], RequestStatus.FINISHED_ABORTED)
+            cut.add(one.request_id)
+        if choose.random() < 0.03:
+            be_quiet(scheduler)
+        step(scheduler)
+    for _ in range(20_000):
+        if not scheduler.has_unfinished_requests():
+            break
+        step(scheduler)
+        if not any(request.priority < BATCH_PRIORITY for request in scheduler.running):
+            be_quiet(scheduler)
+    assert [one.num_output_tokens for one in asked if one.request_id not in cut] == [
+        one.max_tokens for one in asked if one.request_id not in cut
+    ]
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
 
 
 @pytest.mark.usefixtures("patched")
