@@ -46,6 +46,8 @@ async def test_answers_and_errors_come_in_the_order_of_the_input_and_are_counted
         batch = await house.add(await house.key(), b"\n  \r\n" + jsonl(numbered(100)) + b"\n")
         runner.wake(batch)
         row = await house.ended(batch)
+        journals = house.folder.path / "journals"
+        await async_poll_until(lambda: not any(journals.iterdir()), 10)  # after the row says that it is completed
     assert (row.status, row.total, row.completed, row.failed) == ("completed", 100, 67, 33)
     assert row.model == MODEL
     assert row.usage == {"input_tokens": 201, "output_tokens": 134, "cached_tokens": 0, "reasoning_tokens": 0}
@@ -56,7 +58,6 @@ async def test_answers_and_errors_come_in_the_order_of_the_input_and_are_counted
     assert {one["response"]["status_code"] for one in output} == {200}
     assert errors[0]["response"]["status_code"] == 400
     assert errors[0]["response"]["body"]["error"]["param"] == "n"
-    assert not any((house.folder.path / "journals").iterdir())
 
 
 async def test_a_file_that_is_wrong_fails_with_the_numbers_of_its_lines(house: House):
