@@ -185,11 +185,20 @@ def _schedule_with_blocks_for_newcomers(schedule: Callable[..., Any], scheduler:
     manager = scheduler.kv_cache_manager
     waiting, manager.got_no_blocks = getattr(manager, "got_no_blocks", None), None
     if waiting is not None and scheduler.running and scheduler.waiting and scheduler.waiting.peek_request() is waiting:
-        last = max(scheduler.running, key=lambda request: (request.priority, request.arrival_time))
+        last = _next_victim(scheduler.running)
         if last.priority // SEQUENCE > 2 * (waiting.priority // SEQUENCE):
-            scheduler.running.remove(last)
-            scheduler._preempt_request(last, time.monotonic())  # noqa: SLF001  # no public name for it
+            _preempt(scheduler, scheduler.running, last)
     return schedule(scheduler, *rest, **named)
+
+
+def _next_victim(running: list[Any]) -> Any:
+    """Return the request that vLLM would preempt."""
+    return max(running, key=lambda request: (request.priority, request.arrival_time))
+
+
+def _preempt(scheduler: Any, running: list[Any], request: Any) -> None:
+    running.remove(request)
+    scheduler._preempt_request(request, time.monotonic())  # noqa: SLF001  # no public name for it
 
 
 def _schedule_beside_prompts(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
@@ -205,10 +214,17 @@ def _schedule_beside_prompts(schedule: Callable[..., Any], scheduler: Any, *rest
     alone = not scheduler.waiting or len(scheduler.running) >= scheduler.max_num_running_reqs
     if alone or scheduler.waiting.peek_request().priority > max(request.priority for request in reading):
         return schedule(scheduler, *rest, **named)
-    limits, left = scheduler.scheduler_config, scheduler.max_num_scheduled_tokens - len(scheduler.running)
-    before, limits.long_prefill_token_threshold = limits.long_prefill_token_threshold, left // (len(reading) + 1) or 1
-    try:
+    left = scheduler.max_num_scheduled_tokens - len(scheduler.running)
+    with _prompts_in_parts(scheduler.scheduler_config, left // (len(reading) + 1) or 1):
         return schedule(scheduler, *rest, **named)
+
+
+@contextmanager
+def _prompts_in_parts(limits: Any, tokens: int) -> Iterator[None]:
+    """Have at most so many tokens of a prompt read in a step."""
+    before, limits.long_prefill_token_threshold = limits.long_prefill_token_threshold, tokens
+    try:
+        yield
     finally:
         limits.long_prefill_token_threshold = before
 
@@ -261,17 +277,18 @@ def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest
 def _small_parts(scheduler: Any) -> Iterator[None]:
     """Read little of a prompt in a step, where vLLM is set to read prompts in parts."""
     limits, most = scheduler.scheduler_config, scheduler.max_num_scheduled_tokens
-    before = limits.long_prefill_token_threshold
-    if limits.enable_chunked_prefill:
-        limits.long_prefill_token_threshold = min(before or most, _BACKGROUND_PROMPT_TOKENS)
-        if len(scheduler.running) + len(scheduler.waiting) == 1:  # vLLM has no threshold for one that is alone
-            scheduler.max_num_scheduled_tokens = min(most, _BACKGROUND_PROMPT_TOKENS)
-    yield
-    limits.long_prefill_token_threshold, scheduler.max_num_scheduled_tokens = before, most
+    if not limits.enable_chunked_prefill:
+        yield
+        return
+    if len(scheduler.running) + len(scheduler.waiting) == 1:  # vLLM has no threshold for one that is alone
+        scheduler.max_num_scheduled_tokens = min(most, _BACKGROUND_PROMPT_TOKENS)
+    with _prompts_in_parts(limits, min(limits.long_prefill_token_threshold or most, _BACKGROUND_PROMPT_TOKENS)):
+        yield
+    scheduler.max_num_scheduled_tokens = most
 
 
 def _is_quiet(scheduler: Any) -> bool:
-    """Whether there is no interactive request, and has been none for some time."""
+    """Whether there is no interactive request, and has been none for some time. Notes on the scheduler until when."""
     waiting, now = scheduler.waiting, time.monotonic()
     first = waiting.peek_request().priority if waiting else BATCH_PRIORITY
     if first < BATCH_PRIORITY or any(request.priority < BATCH_PRIORITY for request in scheduler.running):
@@ -289,9 +306,8 @@ class _Paused:
 
     def preempt(self) -> None:
         """Preempt one of those that ran, the one that vLLM would take. This step goes without it all the same."""
-        last = max(self.running, key=lambda request: (request.priority, request.arrival_time))
-        self.running.remove(last)
-        self.scheduler._preempt_request(last, time.monotonic())  # noqa: SLF001  # no public name for it
+        last = _next_victim(self.running)
+        _preempt(self.scheduler, self.running, last)
         self.scheduler.waiting.remove_requests([last])
         self.waiting.append(last)
 
