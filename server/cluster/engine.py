@@ -28,6 +28,7 @@ from server.store.database import SideTasks
 
 _T = TypeVar("_T")
 _MESSAGE_SECONDS = 0.02
+_SHORT_SECONDS = 0.01
 _SIGN_SECONDS = 5.0  # a message, if only an empty one: a machine that has lost its power says nothing
 _SILENT_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
@@ -66,8 +67,7 @@ async def answer(
     message, changed = Message(), asyncio.Event()
 
     async def before_turn(*counted: int) -> None:
-        message.turn = counted
-        message.clamped = isinstance(stream, TokenStream) and stream.clamped
+        message.turn, message.clamped = counted, getattr(stream, "clamped", False)
         changed.set()
 
     async def work() -> None:
@@ -84,18 +84,18 @@ async def answer(
         finally:
             changed.set()
 
-    working = asyncio.create_task(work())
+    working, done = asyncio.create_task(work()), False
     try:
-        while True:
+        while not done:
             await _wait(changed, _SIGN_SECONDS)
             if message.turn is not None and not message.items:  # the first may be close behind
                 await _wait(changed, _MESSAGE_SECONDS)
+            if not isinstance(stream, TokenStream):  # and the last
+                await asyncio.wait((working,), timeout=_SHORT_SECONDS)
             done, sent = working.done(), message
             message = Message()
             sent.dispatched = stream.dispatched_at is not None
             yield sent
-            if done:
-                return
             if sent.items:
                 await asyncio.wait((working,), timeout=_MESSAGE_SECONDS)
     finally:
