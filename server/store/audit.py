@@ -68,5 +68,4 @@ async def read_entries(database: Database, limit: int = 100, since: datetime | N
     query = select(audit).order_by(audit.c.at.desc(), audit.c.id.desc()).limit(max(1, min(limit, 10_000)))
     if since is not None:
         query = query.where(audit.c.at >= since)
-    async with database.reading() as connection:
-        return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]
+    return [AuditEntry(**row) for row in await database.rows(query)]

@@ -6,7 +6,7 @@ What lies on the disk, and the progress of a batch from line to line, is `server
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Select, delete, func, insert, or_, select, update
@@ -98,10 +98,9 @@ class BatchStore:
     async def owners(self, key: str) -> tuple[str, ...]:
         """A key and those that it has replaced: what was theirs is its own."""
         found = [key]
-        async with self._database.reading() as connection:
-            for one in found:
-                older = select(api_key.c.public_id).where(api_key.c.replaced_by == one)
-                found += (await connection.execute(older)).scalars()
+        for one in found:
+            older = select(api_key.c.public_id).where(api_key.c.replaced_by == one)
+            found += [row["public_id"] for row in await self._database.rows(older)]
         return tuple(found)
 
     async def kept_bytes(self, owners: Collection[str]) -> int:
@@ -114,14 +113,12 @@ class BatchStore:
         async with self._database.writing() as connection:
             if int((await connection.execute(_kept(owners))).scalar_one()) + new.bytes > most_bytes:
                 raise FullError("files")
-            await connection.execute(insert(file_table).values(_values(new)))
+            await connection.execute(insert(file_table).values(asdict(new)))
 
     async def file(self, id_: str, owners: Collection[str]) -> StoredFile | None:
         """The file of this id, if it is theirs; None if there is none that has not expired."""
         mine = (file_table.c.id == id_) & file_table.c.key_id.in_(owners)
-        query = select(file_table).where(mine, file_table.c.expires_at > self.clock())
-        async with self._database.reading() as connection:
-            row = (await connection.execute(query)).mappings().one_or_none()
+        row = await self._database.first(select(file_table).where(mine, file_table.c.expires_at > self.clock()))
         return None if row is None else StoredFile(**row)
 
     async def files(
@@ -138,8 +135,7 @@ class BatchStore:
         if purpose is not None:
             query = query.where(file_table.c.purpose == purpose)
         query = _page(query, file_table.c.id, limit=limit, after=after, ascending=ascending)
-        async with self._database.reading() as connection:
-            return [StoredFile(**row) for row in (await connection.execute(query)).mappings()]
+        return [StoredFile(**row) for row in await self._database.rows(query)]
 
     async def delete_file(self, id_: str, owners: Collection[str]) -> StoredFile | None:
         """Forget a file, and return what was forgotten; None if they have none of this id. Raises `InUseError`."""
@@ -177,9 +173,8 @@ class BatchStore:
 
     async def known_files(self, ids: Collection[str]) -> set[str]:
         """Which of these have a row."""
-        query = select(file_table.c.id).where(file_table.c.id.in_(ids))
-        async with self._database.reading() as connection:
-            return set((await connection.execute(query)).scalars())
+        found = await self._database.rows(select(file_table.c.id).where(file_table.c.id.in_(ids)))
+        return {row["id"] for row in found}
 
     async def add_batch(self, new: Batch, owners: Collection[str], *, most: int) -> None:
         """Write the row of a batch. Raises `FullError` if its owners have so many that have not ended."""
@@ -188,31 +183,26 @@ class BatchStore:
         async with self._database.writing() as connection:
             if int((await connection.execute(theirs)).scalar_one()) >= most:
                 raise FullError("batches")
-            await connection.execute(insert(batch_table).values(_values(new)))
+            await connection.execute(insert(batch_table).values(asdict(new)))
 
     async def batch(self, id_: str, owners: Collection[str] | None = None) -> Batch | None:
         """The batch of this id, if it is theirs; None: whoever's it is."""
         query = select(batch_table).where(batch_table.c.id == id_)
         if owners is not None:
             query = query.where(batch_table.c.key_id.in_(owners))
-        async with self._database.reading() as connection:
-            row = (await connection.execute(query)).mappings().one_or_none()
+        row = await self._database.first(query)
         return None if row is None else Batch(**row)
 
-    async def batches(self, owners: Collection[str] | None, *, limit: int, after: str | None = None) -> list[Batch]:
-        """Their batches, or those of all keys, the newest first; those behind the id `after`."""
-        query = select(batch_table)
-        if owners is not None:
-            query = query.where(batch_table.c.key_id.in_(owners))
+    async def batches(self, owners: Collection[str], *, limit: int, after: str | None = None) -> list[Batch]:
+        """Their batches, the newest first; those behind the id `after`."""
+        query = select(batch_table).where(batch_table.c.key_id.in_(owners))
         query = _page(query, batch_table.c.id, limit=limit, after=after, ascending=False)
-        async with self._database.reading() as connection:
-            return [Batch(**row) for row in (await connection.execute(query)).mappings()]
+        return [Batch(**row) for row in await self._database.rows(query)]
 
     async def unfinished(self, place: str) -> list[Batch]:
         """All of a place that have not ended, the oldest first."""
         query = select(batch_table).where(batch_table.c.place == place, batch_table.c.status.in_(UNFINISHED))
-        async with self._database.reading() as connection:
-            return [Batch(**row) for row in (await connection.execute(query.order_by(batch_table.c.id))).mappings()]
+        return [Batch(**row) for row in await self._database.rows(query.order_by(batch_table.c.id))]
 
     async def move(
         self,
@@ -237,7 +227,7 @@ class BatchStore:
             if moved.rowcount != 1:
                 return False
             for new in files:
-                await connection.execute(insert(file_table).values(_values(new)))
+                await connection.execute(insert(file_table).values(asdict(new)))
         return True
 
     async def lease(self, id_: str, runner: str, seconds: float) -> bool:
@@ -245,32 +235,25 @@ class BatchStore:
         now = self.clock()
         free = or_(batch_table.c.runner.is_(None), batch_table.c.runner == runner, batch_table.c.leased_until < now)
         taken = update(batch_table).where(batch_table.c.id == id_, free)
-        async with self._database.writing(durable=False) as connection:
-            return (await connection.execute(taken.values(runner=runner, leased_until=now + seconds))).rowcount == 1
+        leased = taken.values(runner=runner, leased_until=now + seconds)
+        return await self._database.change(leased, durable=False) == 1
 
     async def release(self, id_: str, runner: str) -> None:
         """Let any process run it from now on."""
         mine = update(batch_table).where(batch_table.c.id == id_, batch_table.c.runner == runner)
-        async with self._database.writing(durable=False) as connection:
-            await connection.execute(mine.values(runner=None, leased_until=0.0))
+        await self._database.change(mine.values(runner=None, leased_until=0.0), durable=False)
 
     async def release_all(self, place: str) -> None:
         """The same for all of a place that has one process at a time, which has just begun."""
-        async with self._database.writing(durable=False) as connection:
-            await connection.execute(
-                update(batch_table)
-                .where(batch_table.c.place == place, batch_table.c.runner.is_not(None))
-                .values(runner=None, leased_until=0.0)
-            )
+        leased = update(batch_table).where(batch_table.c.place == place, batch_table.c.runner.is_not(None))
+        await self._database.change(leased.values(runner=None, leased_until=0.0), durable=False)
 
     async def keep_up(self, id_: str, runner: str, seconds: float, fields: Mapping[str, Any]) -> Batch | None:
         """Write how far a batch is and prolong its lease; return its row. None: another process runs it, or nobody."""
-        mine = (batch_table.c.id == id_) & (batch_table.c.runner == runner)
+        mine = update(batch_table).where(batch_table.c.id == id_, batch_table.c.runner == runner)
+        kept = mine.values(leased_until=self.clock() + seconds, **fields).returning(batch_table)
         async with self._database.writing(durable=False) as connection:
-            await connection.execute(
-                update(batch_table).where(mine).values(leased_until=self.clock() + seconds, **fields)
-            )
-            row = (await connection.execute(select(batch_table).where(mine))).mappings().one_or_none()
+            row = (await connection.execute(kept)).mappings().one_or_none()
         return None if row is None else Batch(**row)
 
 
@@ -290,7 +273,3 @@ def _page(query: _Query, id_: Any, *, limit: int, after: str | None, ascending: 
     if after is not None:
         query = query.where(id_ > after if ascending else id_ < after)
     return query.order_by(id_ if ascending else id_.desc()).limit(limit)
-
-
-def _values(row: StoredFile | Batch) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in type(row).__slots__}

@@ -7,13 +7,13 @@ the SQL above them is portable.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sqlalchemy import URL, Engine, Table, delete, exc, insert, make_url
+from sqlalchemy import URL, Engine, Executable, RowMapping, Table, delete, exc, insert, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from server.store.errors import StoreError, StoreUnavailableError
@@ -123,6 +123,20 @@ class Database:
                 self._engine.execution_options(durable=durable).begin() as connection,
             ):
                 yield connection
+
+    async def rows(self, query: Executable) -> Sequence[RowMapping]:
+        """What a query finds, in a transaction of its own."""
+        async with self.reading() as connection:
+            return (await connection.execute(query)).mappings().all()
+
+    async def first(self, query: Executable) -> RowMapping | None:
+        """The first row of it; None if there is none."""
+        return next(iter(await self.rows(query)), None)
+
+    async def change(self, statement: Executable, *, durable: bool = True) -> int:
+        """Write by one statement, in a transaction of its own. Returns how many rows it has changed."""
+        async with self.writing(durable=durable) as connection:
+            return (await connection.execute(statement)).rowcount
 
     @contextmanager
     def blocking(self) -> Iterator[Any]:

@@ -293,8 +293,7 @@ class KeyStore:
 
     async def list(self) -> list[ApiKey]:
         query = select(*_COLUMNS).order_by(api_key.c.created_at, api_key.c.public_id)
-        async with self._database.reading() as connection:
-            return [_key_of(row) for row in (await connection.execute(query)).mappings()]
+        return [_key_of(row) for row in await self._database.rows(query)]
 
     async def find(self, public_id: str) -> ApiKey:
         """The key with this public id, usable or not. Raises KeyNotFoundError."""
@@ -312,8 +311,7 @@ class KeyStore:
         # The id itself or the next one there is: a row is read either way, which costs what would tell them apart.
         # Beyond the last id there is none, which says nothing of any other.
         nearest = select(api_key).where(api_key.c.public_id >= presented.public_id).order_by(api_key.c.public_id)
-        async with self._database.reading() as connection:
-            row = (await connection.execute(nearest.limit(1))).mappings().one_or_none()
+        row = await self._database.first(nearest.limit(1))
         right = hmac.compare_digest(presented.sha256, _UNKNOWN_SHA256 if row is None else row["secret_sha256"])
         if row is None or not right or row["public_id"] != presented.public_id:
             return None

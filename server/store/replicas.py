@@ -4,7 +4,8 @@ Each server has a row, which it renews all the time. With SQLite there is one se
 """
 
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from contextlib import suppress
 from typing import Self
 
 from sqlalchemy import delete, func, select
@@ -31,14 +32,14 @@ class Replicas(WrittenLater):
         self._shared = database.kind == "postgresql"
         self._name = f"{name or 'server'}-{secrets.token_hex(4)}"[-64:]
         self.running: dict[str, int] = {}
-        self._elsewhere: Mapping[str, int] = {}
+        self._elsewhere = Counter[str]()
 
     async def __aenter__(self) -> Self:
         return await super().__aenter__() if self._shared else self
 
     def elsewhere(self, key: str) -> int:
         """Return how many requests of a key run on other servers."""
-        return self._elsewhere.get(key, 0)
+        return self._elsewhere[key]
 
     async def flush(self) -> None:
         """Renew the row, and read those of the others."""
@@ -51,13 +52,11 @@ class Replicas(WrittenLater):
                 await connection.execute(mine.on_conflict_do_update(index_elements=["id"], set_=row))
                 found = (await connection.execute(others)).scalars().all()
         except StoreUnavailableError:
-            self._elsewhere = {}  # better too many for a moment than requests of a server that is gone
+            self._elsewhere.clear()  # better too many for a moment than requests of a server that is gone
             raise
-        total: dict[str, int] = {}
+        self._elsewhere = Counter()
         for running in found:
-            for key, number in running.items():
-                total[key] = total.get(key, 0) + number
-        self._elsewhere = total
+            self._elsewhere.update(running)
 
     async def close(self) -> None:
         """Take the row away, and what dead servers have left."""
@@ -66,11 +65,8 @@ class Replicas(WrittenLater):
             return
         now = func.extract("epoch", func.clock_timestamp())
         old = (replica.c.id == self._name) | (replica.c.renewed_at < now - _FORGOTTEN_SECONDS)
-        try:
-            async with self._database.writing(durable=False) as connection:
-                await connection.execute(delete(replica).where(old))
-        except StoreUnavailableError:
-            pass  # it is gone in 5 s anyhow
+        with suppress(StoreUnavailableError):  # it is gone in 5 s anyhow
+            await self._database.change(delete(replica).where(old), durable=False)
 
 
 async def shared_key(database: Database, name: str, mine: bytes) -> bytes:

@@ -56,21 +56,18 @@ class SessionStore:
     async def check(self, half: str, token: str) -> ApiKey | None:
         """Return the usable key of a session that goes on, None for halves that are not of one."""
         now, ours = self._clock(), console_session.c.id_sha256 == digest(half)
-        async with self._database.reading() as connection:
-            row = (await connection.execute(select(console_session).where(ours))).mappings().one_or_none()
+        row = await self._database.first(select(console_session).where(ours))
         if row is None or not hmac.compare_digest(digest(token), row["token_sha256"]):
             return None
         if now >= min(row["expires_at"], row["last_seen"] + IDLE):
             return None
         if now - row["last_seen"] >= _SEEN_EVERY:
-            async with self._database.writing(durable=False) as connection:
-                await connection.execute(update(console_session).where(ours).values(last_seen=now))
+            await self._database.change(update(console_session).where(ours).values(last_seen=now), durable=False)
         key = await self._keys.find(row["key_id"])
         return key if key.usable_at(now) else None
 
     async def end(self, half: str) -> None:
-        async with self._database.writing() as connection:
-            await connection.execute(delete(console_session).where(console_session.c.id_sha256 == digest(half)))
+        await self._database.change(delete(console_session).where(console_session.c.id_sha256 == digest(half)))
 
 
 def digest(half: str) -> bytes:

@@ -109,8 +109,7 @@ class UsageBook(WrittenLater):
         wanted += [table.model == model] if model is not None else []
         sums = [func.coalesce(func.sum(table[name]), 0).label(name) for name in FIELDS]
         query = select(*by, *sums).where(*wanted).group_by(*by).order_by(*by)
-        async with self._database.reading() as connection:
-            return [_row(row) for row in (await connection.execute(query)).mappings()]
+        return [_row(row) for row in await self._database.rows(query)]
 
     async def _flush(self) -> None:
         async with self._writing:
