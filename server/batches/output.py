@@ -1,8 +1,7 @@
 """The files that a batch ends with: its answers, and its errors, each in the order of the input."""
 
 import secrets
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,17 +21,11 @@ def encode_line(
 ) -> bytes:
     """Return a line of an output or error file, without its end."""
     response = None if request_id is None else {"status_code": status, "request_id": request_id, "body": body}
-    line = {
-        "id": f"batch_req_{secrets.token_hex(12)}",
-        "custom_id": custom_id,
-        "response": response,
-        "error": error,
-    }
-    return msgspec.json.encode(line)
+    id_ = f"batch_req_{secrets.token_hex(12)}"
+    return msgspec.json.encode({"id": id_, "custom_id": custom_id, "response": response, "error": error})
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """A file of a batch that is on disk."""
 
     id: str
@@ -46,48 +39,29 @@ def write_output(
 
     What has no record is an error by the `ending`, expired or cancelled.
     """
-    answers, errors = _Part(folder), _Part(folder)
+    writers: dict[bool, FileWriter] = {}
+    made: dict[bool, Written] = {}
     try:
         while lines := reader.read_slice():
             for line in lines:
                 ok, data = index.record(line.index) or (False, _not_done(line, ending))
-                (answers if ok else errors).write(data)
-        return answers.commit(), errors.commit()
+                if ok not in writers:
+                    writers[ok] = folder.writer_now()
+                writers[ok].write_now(data + b"\n")
+        for ok, writer in writers.items():
+            id_ = new_id("file-")
+            writer.commit_now(id_)
+            made[ok] = Written(id_, writer.bytes)
     except BaseException:
-        for part in (answers, errors):
-            part.discard()
+        for writer in writers.values():
+            writer.discard_now()
+        for one in made.values():
+            folder.delete_now(one.id)
         raise
+    return made.get(True), made.get(False)
 
 
 def _not_done(line: Line, ending: str) -> bytes:
     envelope = None if line.text is None else envelope_of(line.text)
     code, message = _NOT_DONE.get(ending, _NOT_DONE["expired"])
     return encode_line(envelope and string_in(envelope.custom_id), None, 0, None, {"code": code, "message": message})
-
-
-class _Part:
-    """A file that is made with its first line."""
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._writer: FileWriter | None = None
-        self._committed: str | None = None
-
-    def write(self, data: bytes) -> None:
-        self._writer = self._writer or self._folder.writer_now()
-        self._writer.write_now(data)
-        self._writer.write_now(b"\n")
-
-    def commit(self) -> Written | None:
-        if self._writer is None:
-            return None
-        id_ = new_id("file-")
-        self._writer.commit_now(id_)
-        self._committed = id_
-        return Written(id_, self._writer.bytes)
-
-    def discard(self) -> None:
-        if self._committed is not None:
-            self._folder.delete_now(self._committed)
-        elif self._writer is not None:
-            self._writer.discard_now()

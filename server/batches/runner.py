@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
@@ -205,15 +205,9 @@ class Runner:
             for id_ in await self.store.forget_old(self.folder.place, batches_before=batches_before):
                 await self.folder.delete(id_)
             old = await self.folder.run(self.folder.old_now)
-            files = [id_ for id_ in old if id_.startswith("file-")]
-            journals = [id_ for id_ in old if not id_.startswith("file-")]
-            known = set[str]()
-            for first in range(0, len(files), _IDS_PER_QUERY):
-                known |= await self.store.known_files(files[first : first + _IDS_PER_QUERY])
-            for id_ in journals:
-                batch = await self.store.batch(id_)
-                if batch is not None and batch.status in UNFINISHED:
-                    known.add(id_)
+            known = {batch.id for batch in await self.store.unfinished(self.folder.place)}
+            for first in range(0, len(old), _IDS_PER_QUERY):
+                known |= await self.store.known_files(old[first : first + _IDS_PER_QUERY])
             for id_ in old:
                 if id_ not in known:
                     await self.folder.delete(id_)
@@ -275,6 +269,10 @@ class Runner:
 class _Run:
     """One batch, from where it was left to its end."""
 
+    _reader: LineReader  # these are there once its lines are to be answered
+    _index: Index
+    _journal: Journal
+
     def __init__(self, runner: Runner, row: Batch) -> None:
         self.row = row
         self.changed = asyncio.Event()
@@ -289,9 +287,6 @@ class _Run:
         self._at_work = 0
         self._width = float(runner.limits.most_running)
         self._resume_at = 0.0
-        self._index: Index | None = None
-        self._journal: Journal | None = None
-        self._reader: LineReader | None = None
 
     def see(self, row: Batch) -> None:
         """Take note of a row that was read."""
@@ -306,25 +301,21 @@ class _Run:
             await self._store.move(self.row.id, ("cancelling",), "cancelled", runner=self._runner.name)
             return
         try:
-            self._reader = await self._folder.run(self._open_input)
+            reader = await self._folder.run(self._open_input)
         except FileNotFoundError:
             gone = {"code": "file_not_found", "line": None, "message": "The input file is gone.", "param": None}
             await self._store.move(self.row.id, UNFINISHED, "failed", runner=self._runner.name, errors=[gone])
             return
-        try:
-            self._index = await self._folder.run(self._read_journal)
+        with closing(reader) as self._reader, closing(await self._folder.run(self._read_journal)) as self._index:
             self._tally = self._index.tally
-            ending: Ending | None = "cancelled" if self.row.status == "cancelling" else None
-            if self.row.status == "finalizing" or (ending is None and self._store.clock() >= self.row.expires_at):
+            if self.row.status == "cancelling":
+                ending: Ending | None = "cancelled"
+            elif self.row.status == "finalizing" or self._store.clock() >= self.row.expires_at:
                 ending = "expired"
-            elif ending is None:
+            else:
                 ending = "cancelled" if await self._usable_key() is None else await self._answered()
             if ending is not None:
                 await self._finish(ending)
-        finally:
-            self._reader.close()
-            if self._index is not None:
-                self._index.close()
 
     async def _validated(self) -> bool:
         """Check the envelopes of all lines; False if the batch has ended with that."""
@@ -342,12 +333,10 @@ class _Run:
         except FileNotFoundError:
             check.add("file_not_found", "The input file is gone.", None)
         else:
-            try:
+            with closing(reader):
                 while not check.ended and await self._folder.run(_check_slice, check, reader):
                     await asyncio.sleep(_SLICE_PAUSE_SECONDS)
                     await self._renew()
-            finally:
-                reader.close()
             check.end()
         name = self._runner.name
         if check.errors:
@@ -368,11 +357,8 @@ class _Run:
 
     async def _answered(self) -> Ending | None:
         """Answer its lines; None if that is not to be gone on with here."""
-        assert self._index is not None  # noqa: S101  # go() has opened it
         async with Journal(self._folder, self.row.id, self._index.next_segment) as self._journal:
-            feeding: asyncio.Task[Ending | None] = asyncio.create_task(self._feed())
-            watching: asyncio.Task[Ending | None] = asyncio.create_task(self._watch())
-            tasks = {feeding, watching}
+            tasks = {asyncio.create_task(self._feed()), asyncio.create_task(self._watch())}
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -383,7 +369,6 @@ class _Run:
 
     async def _watch(self) -> Ending | None:
         """Write down how far it is, and return when it is to end before all lines have an answer; None: at once."""
-        renewed_at = time.monotonic()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_KEEP_UP_SECONDS):
@@ -396,14 +381,14 @@ class _Run:
                 if await self._usable_key() is None:
                     return "cancelled"
                 counted = (self._tally.completed, self._tally.failed)
-                if counted == self._written and time.monotonic() - renewed_at < _RENEW_SECONDS and not changed:
+                if counted == self._written and time.monotonic() - self._renewed_at < _RENEW_SECONDS and not changed:
                     continue
                 row = await self._store.keep_up(self.row.id, self._runner.name, _LEASE_SECONDS, self._progress())
             except StoreUnavailableError:
-                if self._folder.shared and time.monotonic() - renewed_at > _LEASE_SECONDS:
+                if self._folder.shared and time.monotonic() - self._renewed_at > _LEASE_SECONDS:
                     return None  # another process may have it by now
                 continue
-            renewed_at, self._written = time.monotonic(), counted
+            self._renewed_at, self._written = time.monotonic(), counted
             if row is None:
                 return None
             self.row = row
@@ -442,7 +427,7 @@ class _Run:
         self._key, self._key_read_at = key, time.monotonic()
         return key
 
-    async def _feed(self) -> Ending:
+    async def _feed(self) -> Ending | None:
         """Answer every line that has no record, as many at a time as there may be."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -452,13 +437,11 @@ class _Run:
         return "completed"
 
     async def _feed_to(self, group: asyncio.TaskGroup) -> None:
-        assert self._index is not None and self._reader is not None and self._journal is not None  # noqa: PT018, S101
-        index, reader = self._index, self._reader
         ahead: deque[Line] = deque()
         more = True
         while True:
             if more and not ahead:
-                found = await self._folder.run(reader.read_slice, lambda number: not index.has(number))
+                found = await self._folder.run(self._reader.read_slice, lambda number: not self._index.has(number))
                 ahead.extend(found)
                 more = bool(found)
             if not ahead and not self._retries:
@@ -471,7 +454,7 @@ class _Run:
                 await asyncio.sleep(pause)
             line = self._retries.popleft() if self._retries else ahead.popleft()
             if line.text is None:
-                line.text = await self._folder.run(reader.read_again, line)
+                line.text = await self._folder.run(self._reader.read_again, line)
             await self._begin(line, group)
 
     async def _begin(self, line: Line, group: asyncio.TaskGroup) -> None:
@@ -494,7 +477,7 @@ class _Run:
 
     async def _answer(self, line: Line, envelope: Any, *, alone: bool) -> None:
         """Answer one line, and write it down; or put it back."""
-        assert self._key is not None and self._journal is not None  # noqa: PT018, S101  # validated, and opened
+        assert self._key is not None  # noqa: S101  # it was asked for before the lines
         request_id = f"req_{secrets.token_hex(12)}"
         tokens: tuple[int, ...] = (0, 0, 0, 0)
         try:
@@ -554,12 +537,8 @@ class _Run:
         ):
             ending = "cancelled"
         index = await self._folder.run(Index, self._folder.journal(id_), self.row.total)
-        reader = await self._folder.run(self._open_input)
-        try:
+        with closing(index), closing(await self._folder.run(self._open_input)) as reader:
             answers, errors = await self._folder.run(write_output, self._folder, reader, index, ending)
-        finally:
-            index.close()
-            reader.close()
         self._tally = index.tally
         if ending == "expired" and index.tally.completed + index.tally.failed == self.row.total:
             ending = "completed"
