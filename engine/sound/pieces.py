@@ -36,7 +36,6 @@ class Cutter:
 
     @property
     def seconds(self) -> float:
-        """How much sound there has been."""
         return self._first * _FRAME / RATE_HZ + len(self._samples) / RATE_HZ
 
     def add(self, samples: NDArray[np.int16]) -> Iterator[Piece]:

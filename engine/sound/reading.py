@@ -21,9 +21,10 @@ class SoundFile:
     `seconds` is how much of it has been read; all of it once `next` has returned None.
     """
 
+    _worker: WorkerProcess  # it is there once the file is opened
+
     def __init__(self, path: Path, *, piece_seconds: float, most_seconds: float) -> None:
         self._options = SoundOptions(str(path.absolute()), piece_seconds, most_seconds)
-        self._worker: WorkerProcess | None = None
         self._complete = False
         self.seconds = 0.0
 
@@ -39,8 +40,7 @@ class SoundFile:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._worker is not None:
-            self._worker.terminate()
+        self._worker.terminate()
 
     async def next(self) -> Piece | None:
         """Return the next piece with sound in it; None at the end. Raises `RequestError` for what cannot be read."""
@@ -53,7 +53,6 @@ class SoundFile:
 
     async def _event(self) -> SoundEvent:
         events: list[SoundEvent] = []
-        assert self._worker is not None  # noqa: S101  # it has been entered
         try:
             async with asyncio.timeout(_NEXT_SECONDS):
                 await self._worker.run(None, lambda event: events.append(_decoder.decode(event)))

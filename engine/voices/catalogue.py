@@ -56,11 +56,9 @@ class Catalogue:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """All that the operator should know."""
         return (*filter(None, [self.notice]), *(warning.message for warning in self.warnings))
 
     def find(self, voice_id: str) -> Voice | None:
-        """Return the voice of this id."""
         return next((voice for voice in self.voices if voice.id == voice_id), None)
 
 
@@ -88,7 +86,6 @@ class Voices:
         return self._catalogues.get(model, Catalogue())
 
     def log_warnings(self) -> None:
-        """Log what the operator should know."""
         for model, found in self._catalogues.items():
             for warning in found.warnings:
                 _log.warning("%s: %s", model, warning.message)
@@ -228,7 +225,6 @@ class _Assembly:
     _mute: list[Speaker] = field(default_factory=list)
 
     def assemble(self) -> None:
-        """Fill `voices` and `warnings`."""
         for note in (*self.facts.notes, *self.overlay.problems):
             self._warn(note)
         for speaker, entry in self._chosen():

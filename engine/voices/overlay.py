@@ -55,8 +55,6 @@ Language = Annotated[str, Field(max_length=64), AfterValidator(_language)]
 
 
 class VoiceEntry(Spec):
-    """One voice."""
-
     speaker: Annotated[Any, BeforeValidator(_speaker)] = None
     """Which voice of the model it is: its number or name there. null in a model of one voice."""
     id: Annotated[str, matching(f"^{ID.pattern}$", 64, _ID_MEANS)] | None = None

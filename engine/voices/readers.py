@@ -53,10 +53,7 @@ class ModelFacts:
 
 def is_installed(package: str) -> bool:
     """Whether a package could be imported; it is not."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # a module without a spec, put there by hand
-        return True
+    return importlib.util.find_spec(package) is not None
 
 
 def _slug(text: str) -> str:
@@ -332,7 +329,6 @@ class Family:
 
     @property
     def installed(self) -> bool:
-        """Whether it can speak here."""
         return all(map(is_installed, self.runtimes))
 
 

@@ -83,7 +83,6 @@ class LoraAdapter:
 
 
 def room_for_rank(rank: int) -> int:
-    """Return the rank for which vLLM keeps room."""
     return next(each for each in RANKS if each >= rank)
 
 

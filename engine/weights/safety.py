@@ -187,6 +187,20 @@ def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
         raise LoadError(f"{file.parent.name}/{file.name} cannot be read as JSON. Download the model again.") from error
 
 
+def read_object(file: Path) -> dict[str, Any]:
+    """Do the same where it has to be a JSON object."""
+    content = read_config(file)
+    if not isinstance(content, dict):
+        raise LoadError(f"{file.parent.name}/{file.name} is not a JSON object. Download the model again.")
+    return content
+
+
+def saved_in(config: Mapping[str, Any]) -> str | None:
+    """Return the number format of a model's weights, where its config.json names one."""
+    said = config.get("dtype") or config.get("torch_dtype")  # the second in older ones
+    return said if isinstance(said, str) else None
+
+
 def check_safetensors(file: Path) -> dict[str, Any]:
     """Return what the header says of each tensor: `dtype`, `shape`, and its place.
 
@@ -276,9 +290,7 @@ def variant(folder: Path) -> str | None:
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    index = read_config(folder / "model_index.json")
-    if not isinstance(index, dict):
-        raise LoadError(f"{folder.name}/model_index.json is not a JSON object. Download the model again.")
+    index = read_object(folder / "model_index.json")
     if index.get("_class_name") not in PIPELINES:
         raise LoadError(
             f"{folder.name}/model_index.json names the pipeline {shown(str(index.get('_class_name')))}, which is not "

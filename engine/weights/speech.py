@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.config.yaml import shown
 from engine.errors import LoadError
-from engine.weights.safety import check_chat_folder, read_config
+from engine.weights.safety import check_chat_folder, read_object, saved_in
 
 # Newer folders have the second, in which the first is a part.
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -26,19 +25,18 @@ class WhisperFolder:
     def read(cls, folder: Path) -> "WhisperFolder":
         """Read a folder that is safe to load. Raises `LoadError`, naming a file."""
         check_chat_folder(folder)
-        config = _object(folder / "config.json")
+        config = read_object(folder / "config.json")
         if config.get("model_type") != "whisper":
             raise LoadError(
                 f"{folder.name}/config.json has the model_type {shown(str(config.get('model_type')))}: only Whisper is "
                 "served for transcription. Use another model, or name the `task` of this one in models.yaml."
             )
-        saved_in = config.get("dtype") or config.get("torch_dtype")
-        said = _object(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+        said = read_object(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
         suppressed = said.get("suppress_tokens", config.get("suppress_tokens"))
         tokens = suppressed if isinstance(suppressed, list) else []
         return cls(
             _piece_seconds(folder),
-            saved_in if isinstance(saved_in, str) else None,
+            saved_in(config),
             said.get("is_multilingual") is not False,
             tuple(token for token in tokens if type(token) is int and token >= 0),
         )
@@ -47,17 +45,10 @@ class WhisperFolder:
 def _piece_seconds(folder: Path) -> float:
     for name in _PREPROCESSORS:
         if (folder / name).exists():
-            content = _object(folder / name)
+            content = read_object(folder / name)
             content = content.get("feature_extractor", content)
             seconds = content.get("chunk_length", _LONGEST_SECONDS) if isinstance(content, dict) else None
             if not isinstance(seconds, int | float) or not 1 <= seconds <= _LONGEST_SECONDS:
                 raise LoadError(f"{folder.name}/{name}: `chunk_length` must be from 1 to {_LONGEST_SECONDS:g} seconds.")
             return float(seconds)
     raise LoadError(f"{folder.name} has no {_PREPROCESSORS[0]}: not a complete model folder. Finish the download.")
-
-
-def _object(file: Path) -> dict[str, Any]:
-    content = read_config(file)
-    if not isinstance(content, dict):
-        raise LoadError(f"{file.parent.name}/{file.name} is not a JSON object. Download the model again.")
-    return content

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from engine.config.yaml import shown
 from engine.errors import LoadError
-from engine.weights.safety import check_chat_folder, is_plain, read_config
+from engine.weights.safety import check_chat_folder, is_plain, read_config, read_object, saved_in
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -61,15 +61,14 @@ def check_pooling_folder(folder: Path) -> tuple[int | None, str | None]:
     Raises `LoadError`, naming a file.
     """
     check_chat_folder(folder)
-    config = _object(folder / "config.json")
-    saved_in = config.get("dtype") or config.get("torch_dtype")
+    config = read_object(folder / "config.json")
     known = []
     if config.get("model_type") in _SHIFTED:
         known = [_number(config.get("max_position_embeddings"), 514) - _number(config.get("pad_token_id"), 1) - 1]
     for file in sorted(folder.glob("sentence_*_config.json")):
-        said = _object(file).get("max_seq_length")
+        said = read_object(file).get("max_seq_length")
         known += [said] if isinstance(said, int) and said > 0 else []
-    return min(known, default=None), saved_in if isinstance(saved_in, str) else None
+    return min(known, default=None), saved_in(config)
 
 
 def _listed(folder: Path) -> list[Any]:
@@ -87,7 +86,7 @@ def _module(folder: Path, entry: Any) -> tuple[str, str]:
 
 
 def _pooling(folder: Path) -> Pooling:
-    config = _object(folder / "config.json")
+    config = read_object(folder / "config.json")
     # Older ones have a key for each way, like `pooling_mode_mean_tokens: true`, newer ones `pooling_mode: "mean"`
     modes = [_WAY.sub("", name) for name, on in config.items() if on is True and name.startswith("pooling_mode_")]
     if isinstance(config.get("pooling_mode"), str):
@@ -102,20 +101,13 @@ def _pooling(folder: Path) -> Pooling:
 
 def _prefixes(folder: Path) -> dict[str, str]:
     file = folder / "config_sentence_transformers.json"
-    said = _object(file) if file.exists() else {}
+    said = read_object(file) if file.exists() else {}
     prompts = said.get("prompts")
     prefixes = {}
     if isinstance(prompts, dict):
         prefixes = {name: text for name, text in prompts.items() if isinstance(text, str)}
     named = said.get("default_prompt_name")
     return {**prefixes, "": prefixes.get(named, "") if isinstance(named, str) else ""}
-
-
-def _object(file: Path) -> dict[str, Any]:
-    content = read_config(file)
-    if not isinstance(content, dict):
-        raise LoadError(f"{file.parent.name}/{file.name} is not a JSON object. Download the model again.")
-    return content
 
 
 def _number(value: Any, otherwise: int) -> int:

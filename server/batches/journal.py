@@ -121,6 +121,8 @@ class Journal:
     Records are written within 0.1 s, and synced once a second. While the disk is full they wait, and `room` with them.
     """
 
+    _writer: asyncio.Task[None]
+
     def __init__(self, folder: Folder, batch: str, segment: str) -> None:
         self._folder = folder
         self._path = folder.journal(batch)
@@ -131,7 +133,6 @@ class Journal:
         self._written = asyncio.Event()
         self._fd: int | None = None
         self._closing = False
-        self._writer: asyncio.Task[None] | None = None
 
     def append(self, record: bytes) -> None:
         """Write it soon. Never waits or fails."""
@@ -151,7 +152,6 @@ class Journal:
 
     async def __aexit__(self, *error: object) -> None:
         """Wait until everything is on disk; where it cannot be written now, only if the block has ended well."""
-        assert self._writer is not None  # noqa: S101  # we were entered
         self._closing = True
         self._came.set()
         try:

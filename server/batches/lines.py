@@ -77,7 +77,6 @@ class LineReader:
         return lines
 
     def read_again(self, line: Line) -> bytes:
-        """Return the text of a line that was read before."""
         return os.pread(self._file.fileno(), line.size, line.offset)
 
     def _next(self) -> Line | None:
@@ -141,11 +140,9 @@ class Check:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can come of it."""
         return len(self.errors) >= MOST_ERRORS or self.lines > self.most_lines
 
     def take(self, line: Line) -> None:
-        """Check one more."""
         self.lines += 1
         if self.lines > self.most_lines:
             self.too_many()
@@ -154,7 +151,6 @@ class Check:
             self.add(code, sentence, line.number, param)
 
     def end(self) -> None:
-        """Say that no more come."""
         if not self.lines and not self.errors:
             self.add("empty_file", "The file has no lines.", None)
 

@@ -32,33 +32,32 @@ class Written(NamedTuple):
     bytes: int
 
 
-def write_output(
-    folder: Folder, reader: LineReader, index: Index, ending: str
-) -> tuple[Written | None, Written | None]:
-    """Write the answers, and the errors; None where there are none. Blocks. Raises OSError, and leaves nothing then.
+def write_output(folder: Folder, reader: LineReader, index: Index, ending: str) -> dict[str, Written]:
+    """Write the answers, `output`, and what is an `error`, where there are any. Blocks.
 
-    What has no record is an error by the `ending`, expired or cancelled.
+    What has no record is an error by the `ending`, expired or cancelled. Raises OSError, and leaves nothing then.
     """
-    writers: dict[bool, FileWriter] = {}
-    made: dict[bool, Written] = {}
+    writers: dict[str, FileWriter] = {}
+    made: dict[str, Written] = {}
     try:
         while lines := reader.read_slice():
             for line in lines:
                 ok, data = index.record(line.index) or (False, _not_done(line, ending))
-                if ok not in writers:
-                    writers[ok] = folder.writer_now()
-                writers[ok].write_now(data + b"\n")
-        for ok, writer in writers.items():
+                kind = "output" if ok else "error"
+                if kind not in writers:
+                    writers[kind] = folder.writer_now()
+                writers[kind].write_now(data + b"\n")
+        for kind, writer in writers.items():
             id_ = new_id("file-")
             writer.commit_now(id_)
-            made[ok] = Written(id_, writer.bytes)
+            made[kind] = Written(id_, writer.bytes)
     except BaseException:
         for writer in writers.values():
             writer.discard_now()
         for one in made.values():
             folder.delete_now(one.id)
         raise
-    return made.get(True), made.get(False)
+    return made
 
 
 def _not_done(line: Line, ending: str) -> bytes:

@@ -55,15 +55,12 @@ class Lines(Protocol):
     @property
     def endpoints(self) -> Mapping[str, Any]:
         """What the lines of a batch may ask."""
-        ...
 
     def model_id(self, key: ApiKey, name: str, /) -> str | None:
         """Return the id of a model that the key may use; None for any other name."""
-        ...
 
     async def answer(self, endpoint: str, key: ApiKey, request_id: str, body: Any, /) -> dict[str, Any]:
         """Answer the body of one line. Raises what such a request fails with."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +286,6 @@ class _Run:
         self._resume_at = 0.0
 
     def see(self, row: Batch) -> None:
-        """Take note of a row that was read."""
         if row.status == "cancelling" != self.row.status:
             self.changed.set()
 
@@ -538,11 +534,10 @@ class _Run:
             ending = "cancelled"
         index = await self._folder.run(Index, self._folder.journal(id_), self.row.total)
         with closing(index), closing(await self._folder.run(self._open_input)) as reader:
-            answers, errors = await self._folder.run(write_output, self._folder, reader, index, ending)
+            made = await self._folder.run(write_output, self._folder, reader, index, ending)
         self._tally = index.tally
         if ending == "expired" and index.tally.completed + index.tally.failed == self.row.total:
             ending = "completed"
-        made = {"output_file_id": answers, "error_file_id": errors}
         now = int(self._store.clock())
         seconds = self.row.output_seconds or int(self._limits.retention_seconds)
         files = [
@@ -551,15 +546,14 @@ class _Run:
                 key_id=self.row.key_id,
                 place=self._folder.place,
                 purpose="batch_output",
-                filename=f"{id_}_{field.removesuffix('_file_id')}.jsonl",
+                filename=f"{id_}_{kind}.jsonl",
                 bytes=one.bytes,
                 created_at=now,
                 expires_at=now + seconds,
             )
-            for field, one in made.items()
-            if one is not None
+            for kind, one in made.items()
         ]
-        fields = self._progress() | {field: None if one is None else one.id for field, one in made.items()}
+        fields = self._progress() | {f"{kind}_file_id": one.id for kind, one in made.items()}
         expected: tuple[Status, ...] = ("cancelling",) if ending == "cancelled" else ("finalizing",)
         if await self._store.move(id_, expected, ending, runner=name, files=files, **fields):
             await self._folder.delete(id_)

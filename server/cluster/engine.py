@@ -50,8 +50,6 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """How the models of one replica stand."""
-
     models: tuple[ModelInfo, ...]
     health: tuple[ModelHealth, ...]
     voices: Mapping[str, tuple[Voice, ...]]
@@ -295,7 +293,6 @@ class ClusterEngine(Engine):
         await super().stop()
 
     def own_health(self) -> tuple[ModelHealth, ...]:
-        """What the models of this replica are doing."""
         return super().health()
 
     def check(self) -> None:

@@ -1,16 +1,11 @@
 """What can go wrong with the database or with a row of it.
 
-StoreError                     the operator's: the database cannot be used; the message may name files
-├── StoreUnavailableError      it cannot answer right now (locked, full, damaged while running): 503
-├── KeyNotFoundError           no key has this public id
-└── KeyFieldError              a key was asked for with a name, scope or date that cannot be
-
 No message has a key or a hash. The driver's error is kept as `__cause__`, without SQL parameters.
 """
 
 
 class StoreError(Exception):
-    """The database is missing, damaged, foreign or too new; the message says which, and the remedy."""
+    """The database is missing, damaged, foreign or too new; the message, which may name files, says which."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -18,7 +13,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailableError(StoreError):
-    """It cannot answer now. The message is safe to show. `is_logged`: the log has it already, at its beginning."""
+    """It cannot answer now: 503. The message is safe to show. `is_logged`: the log has it already, at its beginning."""
 
     def __init__(self, message: str, *, is_logged: bool = False) -> None:
         super().__init__(message)
@@ -31,6 +26,8 @@ class KeyNotFoundError(StoreError):
 
 
 class KeyFieldError(StoreError):
+    """A key was asked for with a name, scope or date that cannot be."""
+
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field

@@ -64,7 +64,6 @@ class Ask:
         return min(self.window, max(0, (tat or 0) - now))
 
     def level(self, tat: int | None, now: int) -> "Level":
-        """How full the bucket is."""
         used = self.used(tat, now)
         # A hair is added before rounding down: 20 units that were cut to whole nanoseconds are still 20
         remaining = int((self.window - used) / self.window * self.limit + 1e-6)
@@ -135,7 +134,6 @@ class Buckets(WrittenLater):
         return await super().__aenter__()
 
     async def close(self) -> None:
-        """Write what was given back, and stop."""
         await super().close()
         self._thread.shutdown(wait=False)
 

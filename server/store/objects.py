@@ -46,7 +46,6 @@ class Bucket:
         self._do(lambda: self._files.pipe_file(self._key(name), data))
 
     def put_file(self, name: str, path: Path) -> None:
-        """Store what is in a file."""
         self._do(
             lambda: self._files.put_file(
                 str(path), self._key(name), chunksize=_PART_BYTES, max_concurrency=_PARTS_AT_A_TIME
@@ -54,7 +53,6 @@ class Bucket:
         )
 
     def get(self, name: str) -> bytes:
-        """Return an object whole."""
         found: bytes = self._do(lambda: self._files.cat_file(self._key(name)))
         return found
 
@@ -63,7 +61,6 @@ class Bucket:
         self._do(lambda: self._files.get_file(self._key(name), str(path)))
 
     def size(self, name: str) -> int:
-        """Return how many bytes an object has."""
         return int(self._do(lambda: self._files.info(self._key(name)))["size"])
 
     def pieces(self, name: str) -> Iterator[bytes]:

@@ -38,7 +38,6 @@ class Replicas(WrittenLater):
         return await super().__aenter__() if self._shared else self
 
     def elsewhere(self, key: str) -> int:
-        """Return how many requests of a key run on other servers."""
         return self._elsewhere[key]
 
     async def flush(self) -> None:

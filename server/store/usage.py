@@ -149,13 +149,9 @@ class UsageBook(WrittenLater):
 
 
 def _row(row: RowMapping) -> UsageRow:
-    start = row.get("start")
+    hour = row.get("start")
+    start = None if hour is None else _EPOCH + int(hour) * _HOUR
     # PostgreSQL sums whole numbers as decimals
     counted: dict[str, Any] = {name: int(row[name]) for name in COUNTERS}
-    return UsageRow(
-        start=None if start is None else _EPOCH + int(start) * _HOUR,
-        key=row.get("key"),
-        model=row.get("model"),
-        kind=row.get("kind"),
-        usage=Usage(**counted, audio_seconds=float(row["audio_seconds"])),
-    )
+    usage = Usage(**counted, audio_seconds=float(row["audio_seconds"]))
+    return UsageRow(start, row.get("key"), row.get("model"), row.get("kind"), usage)
