@@ -85,7 +85,8 @@ def events_of(asked: SoundOptions) -> Iterator[SoundEvent]:
             reported = cutter.seconds
             yield SoundEvent(reported, piece)
         if cutter.seconds > asked.most_seconds:
-            raise _too_long(asked.most_seconds)
+            most = f"{asked.most_seconds:g} s"
+            raise LoadError(f"The recording is longer than {most}, which this model takes at most. Cut it.")
         if cutter.seconds - reported > _REPORT_SECONDS:
             reported = cutter.seconds
             yield SoundEvent(reported)
@@ -180,7 +181,3 @@ def _confine(most_seconds: float) -> None:
 
 def _unreadable() -> LoadError:
     return LoadError("The file cannot be read as sound. Send a recording as WAV, FLAC, OGG, MP3, M4A or WebM.")
-
-
-def _too_long(most_seconds: float) -> LoadError:
-    return LoadError(f"The recording is longer than {most_seconds:g} s, which this model takes at most. Cut it.")

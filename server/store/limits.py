@@ -334,7 +334,8 @@ class Quotas:
         fewer = update(quota_day).filter_by(owner=taken.owner, kind=taken.kind, day=taken.day)
         left = case((quota_day.c.used >= unused, quota_day.c.used - unused), else_=0)
         try:
-            await self._database.change(fewer.values(used=left), durable=False)
+            async with self._database.writing(durable=False) as connection:
+                await connection.execute(fewer.values(used=left))
         except StoreUnavailableError as error:
             _log.warning("%d %s of key %s stay counted for today: %s", unused, taken.kind, taken.owner, error.message)
 
