@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
@@ -294,13 +294,13 @@ class _Run:
         if self.row.status == "validating" and not await self._validated():
             return
         if self.row.in_progress_at is None:  # cancelled before anything was begun
-            await self._store.move(self.row.id, ("cancelling",), "cancelled", runner=self._runner.name)
+            await self._move(("cancelling",), "cancelled")
             return
         try:
             reader = await self._folder.run(self._open_input)
         except FileNotFoundError:
             gone = {"code": "file_not_found", "line": None, "message": "The input file is gone.", "param": None}
-            await self._store.move(self.row.id, UNFINISHED, "failed", runner=self._runner.name, errors=[gone])
+            await self._move(UNFINISHED, "failed", errors=[gone])
             return
         with closing(reader) as self._reader, closing(await self._folder.run(self._read_journal)) as self._index:
             self._tally = self._index.tally
@@ -334,15 +334,17 @@ class _Run:
                     await asyncio.sleep(_SLICE_PAUSE_SECONDS)
                     await self._renew()
             check.end()
-        name = self._runner.name
         if check.errors:
-            await self._store.move(self.row.id, ("validating",), "failed", runner=name, errors=check.errors)
+            await self._move(("validating",), "failed", errors=check.errors)
             return False
-        fields: dict[str, Any] = {"total": check.lines, "model": check.model}
-        if not await self._store.move(self.row.id, ("validating",), "in_progress", runner=name, **fields):
+        if not await self._move(("validating",), "in_progress", total=check.lines, model=check.model):
             return False  # cancelled meanwhile: the next look takes it up
         self.row = await self._store.batch(self.row.id) or self.row
         return True
+
+    async def _move(self, expected: Iterable[Status], status: Status, **fields: Any) -> bool:
+        """Bring it from one of these states to another; False if it is in none, or another process runs it."""
+        return await self._store.move(self.row.id, expected, status, runner=self._runner.name, **fields)
 
     def _read_journal(self) -> Index:
         return Index(self._folder.journal_now(self.row.id), self.row.total)
@@ -417,8 +419,7 @@ class _Run:
         if key is None or not key.usable_at(now) or "batch" not in key.scopes:
             sentence = "The key that made this batch is revoked, has expired, or may run no batches any more."
             error = {"code": "key_revoked", "line": None, "message": sentence, "param": None}
-            expected: tuple[Status, ...] = ("validating", "in_progress")
-            await self._store.move(self.row.id, expected, "cancelling", runner=self._runner.name, errors=[error])
+            await self._move(("validating", "in_progress"), "cancelling", errors=[error])
             return None
         self._key, self._key_read_at = key, time.monotonic()
         return key
@@ -527,10 +528,8 @@ class _Run:
 
     async def _finish(self, ending: Ending) -> None:
         """Make its files. With lines left over that have no record, it has expired or was cancelled."""
-        name, id_ = self._runner.name, self.row.id
-        if ending != "cancelled" and not await self._store.move(
-            id_, ("in_progress", "finalizing"), "finalizing", runner=name
-        ):
+        id_ = self.row.id
+        if ending != "cancelled" and not await self._move(("in_progress", "finalizing"), "finalizing"):
             ending = "cancelled"
         index = await self._folder.run(Index, self._folder.journal(id_), self.row.total)
         with closing(index), closing(await self._folder.run(self._open_input)) as reader:
@@ -554,8 +553,8 @@ class _Run:
             for kind, one in made.items()
         ]
         fields = self._progress() | {f"{kind}_file_id": one.id for kind, one in made.items()}
-        expected: tuple[Status, ...] = ("cancelling",) if ending == "cancelled" else ("finalizing",)
-        if await self._store.move(id_, expected, ending, runner=name, files=files, **fields):
+        before: Status = "cancelling" if ending == "cancelled" else "finalizing"
+        if await self._move((before,), ending, files=files, **fields):
             await self._folder.delete(id_)
         else:
             for one in files:
