@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from sqlalchemy import Select, delete, func, insert, or_, select, update
 
@@ -20,7 +20,6 @@ from server.store.schema import file as file_table
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 UNFINISHED: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 ENDED: tuple[Status, ...] = ("completed", "failed", "expired", "cancelled")
-_Query = TypeVar("_Query", bound=Select[Any])
 
 
 class FullError(StoreError):
@@ -195,8 +194,8 @@ class BatchStore:
 
     async def batches(self, owners: Collection[str], *, limit: int, after: str | None = None) -> list[Batch]:
         """Their batches, the newest first; those behind the id `after`."""
-        query = select(batch_table).where(batch_table.c.key_id.in_(owners))
-        query = _page(query, batch_table.c.id, limit=limit, after=after, ascending=False)
+        theirs = select(batch_table).where(batch_table.c.key_id.in_(owners))
+        query = _page(theirs, batch_table.c.id, limit=limit, after=after)
         return [Batch(**row) for row in await self._database.rows(query)]
 
     async def unfinished(self, place: str) -> list[Batch]:
@@ -269,7 +268,7 @@ def _kept(owners: Collection[str]) -> Select[Any]:
     return select(func.coalesce(func.sum(file_table.c.bytes), 0)).where(file_table.c.key_id.in_(owners))
 
 
-def _page(query: _Query, id_: Any, *, limit: int, after: str | None, ascending: bool) -> _Query:
+def _page(query: Select[Any], id_: Any, *, limit: int, after: str | None, ascending: bool = False) -> Select[Any]:
     if after is not None:
         query = query.where(id_ > after if ascending else id_ < after)
     return query.order_by(id_ if ascending else id_.desc()).limit(limit)
