@@ -20,12 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 from engine.errors import NotStartedError, OverloadedError, engine_died
 from engine.fair_queue import Claim, FairQueue, InFlight
 from engine.stream import TokenStream
-from engine.types import GenerationRequest, Urgency
+from engine.types import GenerationRequest, Request, Urgency
 
 _LONGEST_RETRY_SECONDS = 120
 # How much the newest answer counts in the running means.
@@ -106,16 +106,6 @@ class _Standing(IntEnum):
     BACKGROUND = 3
 
 
-class Asking(Protocol):
-    """Who asks, and how urgently."""
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def urgency(self) -> Urgency: ...
-
-
 class Admission:
     """The bounded, fair queue of one model and what runs in it. Made and used in one event loop."""
 
@@ -151,7 +141,7 @@ class Admission:
         self._room = room
         self._dispatch()
 
-    def arrive(self, request: Asking) -> None:
+    def arrive(self, request: Request) -> None:
         """Count a request as in flight, waiting or running, until `depart`.
 
         Raises `OverloadedError`, before any work is done for it, where it could only be refused later.
@@ -162,7 +152,7 @@ class Admission:
         self._in_flight.add(request.owner)
         self.begin_work()
 
-    def depart(self, request: Asking) -> None:
+    def depart(self, request: Request) -> None:
         self._in_flight.remove(request.owner)
         self.end_work()
 

@@ -37,21 +37,32 @@ class Urgency(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """What a conversation and plain texts to go on with have in common, already checked field by field.
+class Request:
+    """What all that waits by urgency has in common, already checked field by field.
 
-    `request_id` is ours, never the client's. `max_tokens` holds for each answer; None means as much as the model
-    allows. Of what decides how tokens are drawn, None means as the model's generation_config.json says. `cache_salt`
-    separates prefix caches: requests share cached prompts only with requests of the same salt. `owner` is who asks, an
-    opaque name, and `queue_share` their weight: what waits is served fairly between owners, by `urgency` first.
-    `before_turn` is awaited once the prompt has been counted, with its tokens and the most that all answers may have,
-    before it waits for a turn; what it raises refuses the request. `structured_outputs` holds one constraint by its
-    name, in the shape of vLLM's field of that name. `adapter` is set by the engine, where `model` names an adapter:
-    `model` is its base then.
+    `request_id` is ours, never the client's. `owner` is who asks, an opaque name, and `queue_share` their weight: what
+    waits is served fairly between owners, by `urgency` first.
     """
 
     request_id: str
     model: str
+    owner: str = ""
+    urgency: Urgency = Urgency.INTERACTIVE
+    queue_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest(Request):
+    """What a conversation and plain texts to go on with have in common.
+
+    `max_tokens` holds for each answer; None means as much as the model allows. Of what decides how tokens are drawn,
+    None means as the model's generation_config.json says. `cache_salt` separates prefix caches: requests share cached
+    prompts only with requests of the same salt. `before_turn` is awaited once the prompt has been counted, with its
+    tokens and the most that all answers may have, before it waits for a turn; what it raises refuses the request.
+    `structured_outputs` holds one constraint by its name, in the shape of vLLM's field of that name. `adapter` is set
+    by the engine, where `model` names an adapter: `model` is its base then.
+    """
+
     adapter: str | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -68,9 +79,6 @@ class GenerationRequest:
     cache_salt: str | None = None
     ignore_eos: bool = False
     structured_outputs: Mapping[str, Any] | None = None
-    owner: str = ""
-    urgency: Urgency = Urgency.INTERACTIVE
-    queue_share: float = 1.0
     before_turn: Callable[[int, int], Awaitable[None]] | None = None
 
 
@@ -340,7 +348,7 @@ class ImageRequest:
     `size` is the edge of the square in pixels. Image `i` is made with `seed + i`, modulo 2**63; None: random.
     With an `edit` they are made of pictures too.
     `compression` is the quality of a JPEG or WebP, 0 to 100. `partial_images`: previews of each image on the way.
-    `owner` and `queue_share` as in `ChatRequest`; `before_turn` is awaited with `n` once, before anything
+    `owner` and `queue_share` as in `Request`; `before_turn` is awaited with `n` once, before anything
     waits for a turn, and what it raises refuses the request.
     """
 
@@ -362,20 +370,14 @@ class ImageRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingRequest:
-    """What embeddings and reranking have in common, already checked field by field.
+class PoolingRequest(Request):
+    """What embeddings and reranking have in common.
 
-    With `truncate` an input that is too long is cut, else it is refused. `owner`, `urgency` and `queue_share` as in
-    `GenerationRequest`; `before_turn` is awaited with the tokens of all inputs, before the first waits for its turn,
-    and what it raises refuses the request.
+    With `truncate` an input that is too long is cut, else it is refused. `before_turn` is awaited with the tokens of
+    all inputs, before the first waits for its turn, and what it raises refuses the request.
     """
 
-    request_id: str
-    model: str
     truncate: bool = False
-    owner: str = ""
-    urgency: Urgency = Urgency.INTERACTIVE
-    queue_share: float = 1.0
     before_turn: Callable[[int], Awaitable[None]] | None = None
 
 
@@ -410,23 +412,17 @@ class Pooled(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptionRequest:
+class TranscriptionRequest(Request):
     """A sound file of which the words are wanted, in its language (ISO 639-1; None: to be heard) or in English.
 
-    `path` is read for as long as the stream lasts. `prompt` is what may have been said before: names, spelling. `owner`
-    and `queue_share` as in `GenerationRequest`.
+    `path` is read for as long as the stream lasts. `prompt` is what may have been said before: names, spelling.
     """
 
-    request_id: str
-    model: str
     path: Path
     language: str | None = None
     translate: bool = False
     prompt: str = ""
     temperature: float = 0.0
-    owner: str = ""
-    urgency: Urgency = Urgency.INTERACTIVE
-    queue_share: float = 1.0
 
 
 class Segment(msgspec.Struct, frozen=True):
