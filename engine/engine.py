@@ -89,10 +89,11 @@ class Engine:
         loads_dir = data_dir if keep_loads else None
         self.config = config
         self._created = int(time.time())
+        self._pictures = Pictures(images or ImageLimits())
         self._loader = Loader(
             config,
             weights_dir,
-            Pictures(images or ImageLimits()),
+            self._pictures,
             CompiledModels(data_dir, processes.versions),
             mark_files=mark_files,
             data_dir=loads_dir,
@@ -344,7 +345,7 @@ class Engine:
 
     def pixels(self) -> PixelLoad:
         """How many pixels of clients' pictures are in memory."""
-        return self._loader.pixels
+        return self._pictures.load
 
     def vllm_metrics(self) -> tuple[CollectorRegistry, ...]:
         """Return vLLM's own metrics, a registry for each engine of a chat model. A restart begins them anew."""
@@ -378,7 +379,7 @@ class Engine:
     def _chat_backend(self, model: str, engine: str) -> tuple[VllmChat, ChatModelSpec]:
         """Return an engine of this model, and what the model can do as it is loaded."""
         spec = self._spec(model, ChatModelSpec)
-        if engine in self._loader.lacks:
+        if self._loader.lacks.get(engine):
             spec = spec.model_copy(update={"capabilities": self._capabilities(spec)})
         return cast("VllmChat", self._pool.get(engine)), spec
 

@@ -9,10 +9,10 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 from prometheus_client import CollectorRegistry
@@ -37,7 +37,7 @@ from engine.config import (
 from engine.config.models import model_of
 from engine.demo import weights_dir
 from engine.errors import LoadError, StartError
-from engine.media import Pictures, PixelLoad
+from engine.media import Pictures
 from engine.placement.hardware import GIB, Hardware, Prefer, meant_for, read_hardware
 from engine.placement.kv_cache import CPU_CACHE_GIB
 from engine.placement.needs import ContextNeeds, Footprints, demo_need, own_folders, variants_here
@@ -53,6 +53,7 @@ from engine.voices.catalogue import Voices
 from engine.weights.manifest import is_complete
 
 _log = logging.getLogger("hearth.plan")
+_Spec = TypeVar("_Spec", ChatModelSpec, AuxiliaryModelSpec, ImageModelSpec)
 
 
 class Loader:
@@ -153,10 +154,6 @@ class Loader:
         ]
         processes.prepare(max((self._cpu_threads(spec) for spec in on_vllm), default=1))
 
-    @property
-    def pixels(self) -> PixelLoad:
-        return self._pictures.load
-
     def clean_up(self) -> None:
         self._pictures.close()
         processes.clean_up()
@@ -180,9 +177,7 @@ class Loader:
                     if isinstance(spec, ChatModelSpec):
                         chat = await self._load_chat(spec, planned, folder, report, is_demo=is_demo)
                         backend: Backend = chat
-                        self.lacks.pop(spec.id, None)
-                        if chat.lacks:
-                            self.lacks[spec.id] = chat.lacks
+                        self.lacks[spec.id] = chat.lacks
                     elif isinstance(spec, AuxiliaryModelSpec):
                         backend = await self._load_auxiliary(spec, planned, folder, report, is_demo=is_demo)
                     else:
@@ -254,16 +249,14 @@ class Loader:
         self, spec: AuxiliaryModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
         compiled = not self.on_cpu and not spec.engine.enforce_eager
-        sleep = planned.sleep(spec, self._turn)
-        spec = planned.auxiliary_spec(spec, is_demo=is_demo)
-        starter, metrics = self._starter_of(spec), self._metrics()
+        spec, sleep = planned.auxiliary_spec(spec, is_demo=is_demo), planned.sleep(spec, self._turn)
+        how = (folder, self._starter_of(spec), report, self._metrics(), sleep, compiled)
         if not isinstance(spec, PoolingModelSpec):
             variant = planned.of(spec.id).variant
-            lacks = frozenset(variant.lacks if variant is not None and not is_demo else ())
+            lacks = self.lacks[spec.id] = frozenset(variant.lacks if variant is not None and not is_demo else ())
             spec = spec.model_copy(update={"capabilities": tuple(set(spec.capabilities) - lacks)})
-            self.lacks[spec.id] = lacks
-            return await VllmTranscription.load(Launch(spec, folder, starter, report, metrics, sleep, compiled))
-        loaded = await VllmPooling.load(Launch(spec, folder, starter, report, metrics, sleep, compiled))
+            return await VllmTranscription.load(Launch(spec, *how))
+        loaded = await VllmPooling.load(Launch(spec, *how))
         if isinstance(spec, EmbeddingModelSpec):
             await asyncio.to_thread(keep_source_of_vectors, self._data_dir, spec.id, folder)
         return loaded
@@ -277,17 +270,10 @@ class Loader:
     async def _load_images(
         self, spec: ImageModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
-        spec, threads = planned.image_spec(spec, is_demo=is_demo), self._cpu_threads(spec)
-        profile = spec.profile_of(demo=is_demo)
+        spec = planned.image_spec(spec, is_demo=is_demo)
+        profile, threads, mark = spec.profile_of(demo=is_demo), self._cpu_threads(spec), self._mark_files
         return await ImageModel.load(
-            spec,
-            profile,
-            folder,
-            self._pictures,
-            threads=threads,
-            mark=self._mark_files,
-            on_cpu=self.on_cpu,
-            report=report,
+            spec, profile, folder, self._pictures, threads=threads, mark=mark, on_cpu=self.on_cpu, report=report
         )
 
     async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> Backend:
@@ -474,7 +460,7 @@ class Planned:
 
         `of_kv`: the part of the planned KV cache that is taken.
         """
-        placed, engine = _with_less(self.of(spec.id), of_kv), spec.engine
+        placed = _with_less(self.of(spec.id), of_kv)
         values: dict[str, Any] = {}
         if is_demo:
             values = {"context_length": _DEMO_CONTEXT, "kv_cache_gib": _DEMO_KV_GIB}
@@ -490,18 +476,15 @@ class Planned:
                 values["tensor_parallel_size"] = placed.need.split
         if placed.utilization is not None:
             values["gpu_memory_utilization"] = placed.utilization
-        # null and auto leave it open, like a key that is not there
-        said = {key for key in engine.model_fields_set if getattr(engine, key) not in (None, "auto")}
-        left = {key: value for key, value in values.items() if key not in said}
-        if placed.sequences is not None and not is_demo:
-            left["max_num_seqs"] = placed.sequences  # vLLM would refuse to start with as many as were asked for
         if is_demo:
-            left |= {"kv_cache_dtype": "auto", "speculative": None, "engine_args": {}}  # meant for the real model
-        return spec.model_copy(update={"engine": engine.model_copy(update=left)})
+            return _filled(spec, values, kv_cache_dtype="auto", speculative=None, engine_args={})  # for the real model
+        if placed.sequences is not None:  # vLLM would refuse to start with as many as were asked for
+            return _filled(spec, values, max_num_seqs=placed.sequences)
+        return _filled(spec, values)
 
     def auxiliary_spec(self, spec: AuxiliaryModelSpec, *, is_demo: bool) -> AuxiliaryModelSpec:
         """Fill in what models.yaml leaves to the plan: the longest input, the number format and the memory."""
-        placed, engine = self.of(spec.id), spec.engine
+        placed = self.of(spec.id)
         values: dict[str, Any] = {}
         if is_demo:
             values = {"kv_cache_gib": _DEMO_KV_GIB, "gpu_memory_utilization": _DEMO_SHARE}
@@ -513,22 +496,15 @@ class Planned:
             values["kv_cache_gib"] = placed.kv_bytes / GIB
         if placed.utilization is not None:
             values["gpu_memory_utilization"] = placed.utilization
-        said = {key for key in engine.model_fields_set if getattr(engine, key) not in {None, "auto"}}
-        left = {key: value for key, value in values.items() if key not in said}
-        return spec.model_copy(update={"engine": engine.model_copy(update=left)})
+        return _filled(spec, values)
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:
         """Run the planned variant by its own profile."""
         variant = self.of(spec.id).variant
         if is_demo or variant is None or spec.id in self._own:
             return spec
-        values: dict[str, Any] = {}
-        if variant.offload is not None and spec.engine.offload is None:
-            values["offload"] = variant.offload
-        if variant.dtype != "auto" and spec.engine.dtype is None:
-            values["dtype"] = variant.dtype
-        engine = spec.engine.model_copy(update=values)
-        return spec.model_copy(update={"profile": variant.profile or spec.profile, "engine": engine})
+        planned = {"offload": variant.offload, "dtype": None if variant.dtype == "auto" else variant.dtype}
+        return _filled(spec, planned).model_copy(update={"profile": variant.profile or spec.profile})
 
     def on_its_gpus(self, spec: ModelSpec) -> contextlib.AbstractContextManager[None]:
         """Have processes that start meanwhile see the model's GPUs only. One model at a time."""
@@ -594,6 +570,14 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
         *(spec.id, longest, wanted, cache_gib),
     )
     return spec.model_copy(update={"engine": engine.model_copy(update={"context_length": longest})})
+
+
+def _filled(spec: _Spec, planned: Mapping[str, Any], **fixed: Any) -> _Spec:
+    """Fill in what `engine` leaves open, by null or auto too, and what is `fixed` in any case."""
+    engine = spec.engine
+    said = {key for key in engine.model_fields_set if getattr(engine, key) not in (None, "auto")}
+    left = {key: value for key, value in planned.items() if key not in said}
+    return spec.model_copy(update={"engine": engine.model_copy(update=left | fixed)})
 
 
 def _with_less(placed: Placed, of_kv: float) -> Placed:
