@@ -144,7 +144,9 @@ class Engine:
                         else:
                             await backend.text(request, stream)
                     except NotStartedError:  # an engine that dies costs what was running on it
-                        if request.urgency == Urgency.INTERACTIVE and not self._is_ready(asked.model):
+                        if request.urgency == Urgency.INTERACTIVE and not self._pool.is_ready(
+                            self._any_engine(asked.model)
+                        ):
                             raise
                         continue
                     stream.keep(acquired.pop_all())
@@ -167,13 +169,7 @@ class Engine:
         return model if adapter is None else adapter.base
 
     def _any_engine(self, model: str) -> str:
-        """Return an engine that answers for a model, if there is one."""
         return self._pool.engine_for(self._base(model), owner="")
-
-    def _is_ready(self, model: str) -> bool:
-        with contextlib.suppress(EngineError):
-            return self._pool.get(self._any_engine(model)) is not None
-        return False
 
     async def images(self, request: ImageRequest, stream: ImageStream) -> ImageStream:
         """Put what becomes of each image into `stream`, as it comes. Closing it aborts what is not finished.
@@ -260,7 +256,6 @@ class Engine:
             return await backend.tokenize(prompt, special_tokens=special_tokens)
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
-        """Return the text that tokens of this model stand for."""
         self._spec(model, ChatModelSpec)
         engine = self._any_engine(model)
         with await self._pool.acquire(engine):
@@ -344,7 +339,6 @@ class Engine:
         return tuple(loads_of_models(engines))
 
     def pixels(self) -> PixelLoad:
-        """How many pixels of clients' pictures are in memory."""
         return self._pictures.load
 
     def vllm_metrics(self) -> tuple[CollectorRegistry, ...]:
@@ -359,7 +353,6 @@ class Engine:
                 yield name, self._pool.get(name)
 
     async def wait_for_change(self) -> None:
-        """Return at the next change of a model's state or phase."""
         await self._pool.wait_for_change()
 
     @property
@@ -405,6 +398,7 @@ class Engine:
             own = {name: getattr(adapter, name) for name in ("id", "tier", "owned_by", "description")}
             return replace(base, parent=adapter.base, **own)
         spec = self.config.models[health.id]
+        admissions = [backend.admission for _, backend in self._loaded(spec.id)]
         info = ModelInfo(
             id=spec.id,
             tier=spec.tier,
@@ -414,11 +408,9 @@ class Engine:
             status=health.status,
             demo=spec.id in self._loader.demos,
             created=self._created,
-            waiting=health.waiting,
+            running=sum(admission.running for admission in admissions),
+            waiting=health.waiting + sum(admission.waiting for admission in admissions),
         )
-        admissions = [backend.admission for _, backend in self._loaded(spec.id)]
-        running, waiting = (sum(getattr(one, name) for one in admissions) for name in ("running", "waiting"))
-        info = replace(info, running=running, waiting=info.waiting + waiting)
         if isinstance(spec, SpeechModelSpec):
             return replace(info, demo=self._loader.voices.of(spec.id).only_demos)
         if isinstance(spec, ImageModelSpec):

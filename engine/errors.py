@@ -1,24 +1,9 @@
-"""What can go wrong in the engine, sorted by whose fault it is.
+"""What can go wrong in the engine.
 
-EngineError
-├── RequestError              the caller's: the request can never work as it is
-│   ├── ContextLengthError    prompt + max_tokens do not fit the model
-│   ├── GrammarTooComplexError
-│   └── UnsupportedCapabilityError
-├── UnknownModelError         the caller's: no such model
-├── OverloadedError           too much work: try again later
-├── UnavailableError          the model cannot answer right now
-│   ├── ModelLoadingError     it has not been ready yet, or is being loaded again on purpose
-│   └── EngineDiedError       its process died; it is being restarted
-│       └── NotStartedError   it died while the request still waited for its turn
-├── GenerationError           this one answer failed, the engine lives
-├── StartError                the operator's: an engine did not start, for a reason that may pass
-├── WeightsError              the operator's: weights cannot be fetched, verified or copied (engine/weights/errors.py)
-└── LoadError                 the operator's: a model cannot be loaded
-    └── ConfigError           models.yaml is wrong (engine/config)
-
-Messages are written by us and may be shown to clients: no path, no prompt, no text of a lower library.
-The lower library's error is kept as `__cause__`.
+`RequestError` and `UnknownModelError` are the caller's fault; `StartError`, `LoadError` with `ConfigError`
+(engine/config), and `WeightsError` (engine/weights/errors.py) the operator's; after all others the same request may
+work later. Messages are written by us and may be shown to clients: no path, no prompt, no text of a lower library. The
+lower library's error is kept as `__cause__`.
 """
 
 from typing import Any
@@ -43,7 +28,7 @@ def _restored(kind: type[EngineError], fields: dict[str, Any]) -> EngineError:
 
 
 class RequestError(EngineError):
-    """The request is wrong. `param` is the path of the field, like `messages[2].content`."""
+    """The request can never work as it is. `param` is the path of the field, like `messages[2].content`."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -84,11 +69,11 @@ class UnavailableError(EngineError):
 
 
 class ModelLoadingError(UnavailableError):
-    """The model is being loaded."""
+    """The model has not been ready yet, or is being loaded again on purpose."""
 
 
 class EngineDiedError(UnavailableError):
-    """The engine process died, before or during this request."""
+    """The engine process died, before or during this request. It is being restarted."""
 
 
 class NotStartedError(EngineDiedError):

@@ -69,7 +69,6 @@ class FairQueue:
         self._waiting.setdefault((claim.urgency, claim.owner), deque()).append(claim)
 
     def remove(self, claim: Claim) -> None:
-        """Take a waiting claim out: it is served, or its client has left."""
         claims = self._waiting[claim.urgency, claim.owner]
         claims.remove(claim)
         if not claims:
@@ -123,7 +122,6 @@ class InFlight(Counter[str | None]):
         return self.total() >= most and self[owner] * len(self) >= most
 
     def add(self, owner: str | None) -> None:
-        """Count one more, until `remove`."""
         self[owner] += 1
 
     def remove(self, owner: str | None) -> None:

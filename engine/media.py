@@ -177,11 +177,9 @@ class Pictures:
 
     @property
     def load(self) -> PixelLoad:
-        """How many pixels are in memory at this moment."""
         return self._budget.load
 
     def close(self) -> None:
-        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _file(self, url: str, path: str) -> bytes:

@@ -185,7 +185,6 @@ class TokenStream(Stream[ChatStep]):
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens so far; None before the first step."""
         return None if self.last is None else self.last.usage
 
     @property

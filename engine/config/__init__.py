@@ -80,7 +80,6 @@ class Config:
         return entries.get(name) or next((spec for spec in entries.values() if name in spec.aliases), None)
 
     def adapters_of(self, model: str) -> tuple[AdapterSpec, ...]:
-        """Return the adapters of a model."""
         return tuple(adapter for adapter in self.adapters.values() if adapter.base == model)
 
     def of_role(self, role: str) -> "Config":

@@ -14,6 +14,5 @@ def weights_dir(name: str) -> Path:
 
 
 def demo_names() -> list[str]:
-    """The demo models that there are."""
     files = ("config.json", "model_index.json", "*/voices.yaml")
     return sorted({path.relative_to(WEIGHTS).parts[0] for file in files for path in WEIGHTS.glob(f"[!.]*/{file}")})

@@ -93,7 +93,6 @@ class Footprints(msgspec.Struct, frozen=True):
         return type(self)(self.footprints | {_key(variant, split, device): _Measured(used_bytes)})
 
     def write(self, data_dir: Path) -> None:
-        """Keep them, whole or not at all. A disk that is full costs a log line."""
         write_record(data_dir / FILE_NAME, self, "the next plan uses the stated sizes")
 
 

@@ -87,7 +87,6 @@ def _turns(one: Placed) -> str:
 
 
 def why_unplanned(spec: ModelSpec, *, own: bool, absent: bool) -> str:
-    """Say why a model is left out of the account."""
     if own:
         return f"The folder {spec.weights} does not say how large it is; keep enough memory free for it."
     if absent and spec.variants:
@@ -192,7 +191,6 @@ def warnings_of(found: Plan) -> list[str]:
 
 
 def headline(machine: Hardware) -> str:
-    """Describe the machine in one line."""
     sizes = [f"{gpu.name}, {gib(gpu.total_bytes)}" for gpu in machine.gpus]
     same = len(set(sizes)) == 1
     gpus = f"{len(sizes)} x {sizes[0]}" if same and len(sizes) > 1 else "; ".join(sizes)
@@ -201,7 +199,6 @@ def headline(machine: Hardware) -> str:
 
 
 def use_line(use: DeviceUse) -> str:
-    """Describe what is taken of one device."""
     device = use.device
     name = "RAM" if device.index is None else f"GPU {device.index}"
     line = f"{name}: {gib(use.used_bytes)} of {gib(device.budget_bytes)} planned"
@@ -210,7 +207,6 @@ def use_line(use: DeviceUse) -> str:
 
 
 def where(one: Placed) -> str:
-    """Return where a model goes, in a word or two."""
     if one.gpus:
         return ("GPU " if len(one.gpus) == 1 else "GPUs ") + ", ".join(str(index) for index in one.gpus)
     return "RAM" if one.need is not None else "-"

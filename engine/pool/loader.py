@@ -149,10 +149,9 @@ class Loader:
         return {adapter.id: self._weights_dir / adapter.weights for adapter in adapters}
 
     def prepare(self) -> None:
-        on_vllm = [
-            spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec | AuxiliaryModelSpec)
-        ]
-        processes.prepare(max((self._cpu_threads(spec) for spec in on_vllm), default=1))
+        specs = self._config.models.values()
+        on_vllm = [self._cpu_threads(spec) for spec in specs if isinstance(spec, ChatModelSpec | AuxiliaryModelSpec)]
+        processes.prepare(max(on_vllm, default=1))
 
     def clean_up(self) -> None:
         self._pictures.close()

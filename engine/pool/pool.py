@@ -125,20 +125,18 @@ class Pool:
         names = self.engines_of(model)
         if len(names) == 1:
             return names[0]
-        ready = [name for name in names if self._is_ready(name)]
+        ready = [name for name in names if self.is_ready(name)]
         if not ready:
             return next((name for name in names if self._models[name].status != "failed"), names[0])
-        loads = {name: self._ledger.leases(name) + self._waiting_for_lease(name) for name in ready}
+        loads = {name: self._ledger.leases(name) + self._admissions[name].waiting for name in ready}
         own = max(ready, key=lambda name: zlib.crc32(f"{owner} {name}".encode()))
         least = min(ready, key=loads.__getitem__)
         return own if loads[own] < loads[least] + _MORE_FOR_PREFIXES else least
 
-    def _is_ready(self, name: str) -> bool:
-        backend = self._models[name].backend
-        return backend is not None and not backend.died.is_set()
-
-    def _waiting_for_lease(self, name: str) -> int:
-        return self._admissions[name].waiting if name in self._admissions else 0
+    def is_ready(self, name: str) -> bool:
+        with contextlib.suppress(EngineError):
+            return self.get(name) is not None
+        return False
 
     def load_again(self, name: str) -> None:
         """Load a model that has failed once more, as it is configured. Raises `UnknownModelError`."""

@@ -257,7 +257,6 @@ class WorkerProcess:
 
     @property
     def jobs(self) -> int:
-        """How many have not ended."""
         return len(self._jobs)
 
     async def shutdown(self, within_seconds: float = _END_SECONDS) -> None:
