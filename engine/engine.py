@@ -5,8 +5,9 @@ A request is checked here against the entry of its model: whether the model can 
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -37,7 +38,6 @@ from engine.placement.hardware import Prefer
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
-from engine.replicas import healths_of_models, loads_of_models
 from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, TokenStream, TranscriptionStream
 from engine.types import (
     ChatRequest,
@@ -47,6 +47,7 @@ from engine.types import (
     ModelHealth,
     ModelInfo,
     ModelLoad,
+    ModelStatus,
     RerankRequest,
     TextRequest,
     Tokenized,
@@ -305,7 +306,7 @@ class Engine:
     def health(self) -> tuple[ModelHealth, ...]:
         """What each model is doing, in the order of models.yaml; adapters stand behind their base."""
         found: list[ModelHealth] = []
-        for health in healths_of_models(self._pool.health()):
+        for health in _healths_of_models(self._pool.health()):
             adapters = self.config.adapters_of(health.id)
             found += [health, *(self._adapter_health(adapter.id, health) for adapter in adapters)]
         return tuple(found)
@@ -336,7 +337,7 @@ class Engine:
             )
             for name, one in self._loaded()
         )
-        return tuple(loads_of_models(engines))
+        return tuple(_loads_of_models(engines))
 
     def pixels(self) -> PixelLoad:
         return self._pictures.load
@@ -445,6 +446,50 @@ _LACKS: dict[type, tuple[str, str]] = {
     RerankModelSpec: ("does not rerank", "rerank"),
     TranscriptionModelSpec: ("does not transcribe", "transcription"),
 }
+
+
+# A model is what its best engine is.
+_BEST: tuple[ModelStatus, ...] = ("ready", "loading", "sleeping", "unloaded", "failed")
+
+
+def _healths_of_models(engines: Iterable[ModelHealth]) -> Iterator[ModelHealth]:
+    """Yield the state of each model; of one with replicas that of its best engine, with all of them in `engines`."""
+    for model, group in groupby(engines, key=lambda one: model_of(one.id)):
+        several = tuple(group)
+        best = min(several, key=lambda one: _BEST.index(one.status))
+        if len(several) == 1:
+            yield best
+            continue
+        ready = sum(one.status == "ready" for one in several)
+        lost = [f"{one.id}: {one.error}" for one in several if one.error]
+        yield replace(
+            best,
+            id=model,
+            phase=f"{ready} of {len(several)} engines are ready" if 0 < ready < len(several) else best.phase,
+            restarts=sum(one.restarts for one in several),
+            error=" ".join(lost) or None,
+            waiting=sum(one.waiting for one in several),
+            engines=several,
+        )
+
+
+def _loads_of_models(engines: Iterable[ModelLoad]) -> Iterator[ModelLoad]:
+    """Yield how busy each model is; one with replicas as all of its engines together, which are in `engines`."""
+    for model, group in groupby(engines, key=lambda one: model_of(one.id)):
+        several = tuple(group)
+        if len(several) == 1 and several[0].id == model:
+            yield several[0]
+            continue
+        usages = [one.kv_cache_usage for one in several if one.kv_cache_usage is not None]
+        yield replace(
+            several[0],
+            id=model,
+            running=sum(one.running for one in several),
+            waiting=sum(one.waiting for one in several),
+            pids=tuple(pid for one in several for pid in one.pids),
+            kv_cache_usage=sum(usages) / len(usages) if usages else None,
+            engines=several,
+        )
 
 
 def _kv_cache_usage(metrics: CollectorRegistry | None) -> float | None:

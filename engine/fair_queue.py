@@ -7,7 +7,6 @@ length when it begins and put right when it ends, where the paper charges every 
 the weight of the key's tier; and classes of urgency stand above the counters. Pure data: no clock, no event loop.
 """
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -76,11 +75,8 @@ class FairQueue:
 
     def in_turn(self, now: float) -> Iterator[Claim]:
         """Yield the first claim of every owner, the one to be served next first."""
-        waiting = self._waiting.values()
-        heads = [(*self._rank(claims[0], now), number, claims[0]) for number, claims in enumerate(waiting)]
-        heapq.heapify(heads)  # as a rule only the first is looked at
-        while heads:
-            yield heapq.heappop(heads)[-1]
+        heads = (claims[0] for claims in self._waiting.values())
+        yield from sorted(heads, key=lambda claim: self._rank(claim, now))
 
     def charge(self, claim: Claim, answer_tokens: float) -> None:
         """Set what the owner's counter was charged for this claim: when it begins by guess, at its end for sure."""

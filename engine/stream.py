@@ -50,8 +50,6 @@ class Stream(Generic[T]):
     its maker is done, or its reader left.
     """
 
-    __slots__ = ("_aborting", "_error", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "finished", "sink")
-
     def __init__(self) -> None:
         self.sink: Callable[[T], bool] | None = None
         self.abort: Callable[[], asyncio.Future[Any] | None] | None = None
@@ -176,8 +174,6 @@ class TokenStream(Stream[ChatStep]):
     `clamped` says that an answer may have fewer tokens than were asked for. It is known before its turn.
     """
 
-    __slots__ = ("clamped", "last")
-
     def __init__(self) -> None:
         super().__init__()
         self.last: ChatStep | None = None
@@ -209,8 +205,6 @@ class PoolingStream(Stream[Pooled]):
     `prompt_tokens` counts those of inputs that were computed, read or not.
     """
 
-    __slots__ = ("prompt_tokens",)
-
     def __init__(self) -> None:
         super().__init__()
         self.prompt_tokens = 0
@@ -223,8 +217,6 @@ class PoolingStream(Stream[Pooled]):
 class TranscriptionStream(Stream[Segment]):
     """The segments of one sound file, in their order. `seconds` counts what was heard of it, silence too."""
 
-    __slots__ = ("seconds",)
-
     def __init__(self) -> None:
         super().__init__()
         self.seconds = 0.0
@@ -235,8 +227,6 @@ class BoundedStream(Stream[T]):
 
     So a reader that does not read delays no other request, and costs a known amount of memory.
     """
-
-    __slots__ = ("_limit_bytes", "_size_of")
 
     def __init__(self, limit_bytes: int, size_of: Callable[[T], int]) -> None:
         super().__init__()
@@ -252,8 +242,6 @@ class BoundedStream(Stream[T]):
 class ImageStream(BoundedStream[ImageEvent]):
     """The events of one image request. `images` counts those that were finished, read or not."""
 
-    __slots__ = ("images",)
-
     def __init__(self) -> None:
         # Four images of 1024 pixels with their previews, and to spare.
         super().__init__(128 * 2**20, lambda event: 0 if isinstance(event, ImageProgress) else len(event.data))
@@ -266,8 +254,6 @@ class ImageStream(BoundedStream[ImageEvent]):
 
 class SpeechStream(BoundedStream[SpeechChunk]):
     """The pieces of one audio file. `seconds` counts what was spoken, read or not."""
-
-    __slots__ = ("seconds",)
 
     def __init__(self) -> None:
         super().__init__(64 * 2**20, lambda chunk: len(chunk.data))  # some twenty minutes of the largest format

@@ -7,7 +7,6 @@ its caller. What an entry may say is models.py's, how YAML is read yaml.py's.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from engine.config.cluster import RoleSpec, read_roles
 from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
@@ -57,7 +56,7 @@ class ConfigError(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A models.yaml without problems; its mappings are read-only, by id, in the file's order.
+    """A models.yaml without problems; its mappings are by id, in the file's order.
 
     `models` have an engine each, `adapters` answer on that of their base. `roles` are for a cluster, the one that
     speaks HTTP first.
@@ -86,7 +85,7 @@ class Config:
         """Return what a replica of this role serves itself."""
         models = {name: self.models[name] for name in self.models if name in self.roles[role].models}
         adapters = {name: adapter for name, adapter in self.adapters.items() if adapter.base in models}
-        return replace(self, models=MappingProxyType(models), adapters=MappingProxyType(adapters))
+        return replace(self, models=models, adapters=adapters)
 
 
 def load_config(path: Path) -> Config:
@@ -101,16 +100,13 @@ def load_config(path: Path) -> Config:
                 document.add_problem((key,), unknown_key(key, _SECTIONS))
         entries = {section: _entries(document, section) for section in ("models", "tiers")}
         for name, entry in entries["models"].items():
-            model = _check_model(entry, ("models", name), document)
-            if model:
-                found[model.id] = model
+            if model := _check_model(entry, ("models", name), document):
+                found[name] = model
         for name, entry in entries["tiers"].items():
             if _OF_MODELS & entry.keys():
                 document.add_problem(("tiers", name), _NO_TIER)
-                continue
-            tier = check_spec(TierSpec, entry, ("tiers", name), document)
-            if tier:
-                tiers[tier.id] = tier
+            elif tier := check_spec(TierSpec, entry, ("tiers", name), document):
+                tiers[name] = tier
         _check_aliases(found, document)
         _check_bases(found, entries["models"], document)
         _check_tiers(entries["models"], document)
@@ -119,13 +115,7 @@ def load_config(path: Path) -> Config:
         raise ConfigError(path, document.problems)
     adapters = {name: spec for name, spec in found.items() if isinstance(spec, AdapterSpec)}
     models = {name: spec for name, spec in found.items() if not isinstance(spec, AdapterSpec)}
-    return Config(
-        path,
-        MappingProxyType(models),
-        MappingProxyType(tiers),
-        MappingProxyType(adapters),
-        MappingProxyType(roles),
-    )
+    return Config(path, models, tiers, adapters, roles)
 
 
 def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:
