@@ -23,11 +23,6 @@ _STEP_TOKENS = ((160 * GIB, 16384), (70 * GIB, 8192), (0, 2048))
 _STEPS_IN_FLIGHT = 2
 
 
-def tokens_in_flight(gpu_bytes: int) -> int:
-    """Return how many tokens vLLM computes at a time on a GPU of that size; 0: on a CPU."""
-    return _STEPS_IN_FLIGHT * next(tokens for least, tokens in _STEP_TOKENS if gpu_bytes >= least)
-
-
 @dataclass(frozen=True, slots=True)
 class KvCache:
     """How the KV cache of a model is divided on each of its devices."""
@@ -43,17 +38,8 @@ class KvCache:
     """Groups of layers that keep a state; then no more sequences may run than there are blocks."""
 
     @classmethod
-    def of(  # noqa: PLR0913  # what vLLM reads off a model's configuration
-        cls,
-        token_bytes: int,
-        *,
-        groups: int,
-        window: int | None,
-        state_bytes: int,
-        least_block: int,
-        in_flight: int,
-    ) -> Self:
-        """Divide a cache of `groups` groups.
+    def of(cls, token_bytes: int, *, groups: int, window: int | None, state_bytes: int, gpu_bytes: int) -> Self:
+        """Divide a cache of `groups` groups on GPUs of that size; 0: in RAM.
 
         `token_bytes` are those of one token in the layers of one group, `state_bytes` those of a conversation in all
         layers with linear attention; both on each device, and the first above 0. The groups are one with full
@@ -62,10 +48,11 @@ class KvCache:
         full = 0 if groups == 1 and window else 1
         beside = groups - full
         state_groups = beside if state_bytes else 0
-        tokens = least_block
+        tokens = least_block = GPU_BLOCK if gpu_bytes else CPU_BLOCK
         if state_groups:
             tokens *= max(1, -(-state_bytes // (state_groups * least_block * token_bytes)))
         windows = 0 if state_groups else beside
+        in_flight = _STEPS_IN_FLIGHT * next(tokens for least, tokens in _STEP_TOKENS if gpu_bytes >= least)
         return cls(tokens * token_bytes, tokens, full, windows, (window or 0) - 1 + in_flight, state_groups)
 
     def coarse(self) -> Self:

@@ -29,7 +29,7 @@ from engine.config.models import VariantSpec
 from engine.errors import LoadError
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
-from engine.placement.kv_cache import CPU_BLOCK, CPU_CACHE_GIB, GPU_BLOCK, KvCache, tokens_in_flight
+from engine.placement.kv_cache import CPU_CACHE_GIB, KvCache
 from engine.placement.types import Device, Need
 from engine.weights.adapters import LoraAdapter, room_bytes
 from engine.weights.manifest import is_complete
@@ -216,8 +216,7 @@ def _cache(variant: VariantSpec, split: int, gpu_bytes: int, *, halved: bool) ->
         groups=variant.groups,
         window=variant.sliding_window,
         state_bytes=int(variant.state_mib_per_chat * (1 << 20) / parts),
-        least_block=GPU_BLOCK if split else CPU_BLOCK,
-        in_flight=tokens_in_flight(gpu_bytes if split else 0),
+        gpu_bytes=gpu_bytes if split else 0,
     )
 
 
@@ -357,8 +356,7 @@ class ContextNeeds:
             groups=self.groups,
             window=self.window,
             state_bytes=self.state_bytes // split,
-            least_block=GPU_BLOCK if gpu_bytes else CPU_BLOCK,
-            in_flight=tokens_in_flight(gpu_bytes),
+            gpu_bytes=gpu_bytes,
         )
 
 

@@ -162,7 +162,7 @@ def test_a_conversation_gets_what_it_takes_in_blocks_of_either_size_and_no_byte_
     token_bytes: int, kind: tuple[int, int | None, int], tokens: int
 ):
     groups, window, state = kind
-    cache = KvCache.of(token_bytes, groups=groups, window=window, state_bytes=state, least_block=16, in_flight=4096)
+    cache = KvCache.of(token_bytes, groups=groups, window=window, state_bytes=state, gpu_bytes=24 * GIB)
     (one,) = model("a", variant("v", 1)).variants
     need = Need(one, 1, 0, 0, cache=cache, context_length=1, longest_context=tokens)
     assert need.context_in(need.chat_bytes(tokens)) == tokens
