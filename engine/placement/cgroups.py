@@ -46,7 +46,7 @@ def read_memory(pid: int | None = None) -> Memory:
 def count_oom_kills() -> int:
     """How many processes the kernel has killed for want of memory in this process's group, else on the machine."""
     for place in [group / name for group in _groups(None) for name in _KILLS] + [Path("/proc/vmstat")]:
-        if found := _KILL_COUNT.search(_text(place)):
+        if found := _KILL_COUNT.search(text_of(place)):
             return int(found[1])
     return 0
 
@@ -59,7 +59,7 @@ def offer_to_oom_killer(score: int) -> None:
 
 def _groups(pid: int | None) -> Iterator[Path]:
     """The folders of the groups that a process is in, the innermost first. In a container the roots are its own."""
-    for line in _text(Path("/proc", "self" if pid is None else str(pid), "cgroup")).splitlines():
+    for line in text_of(Path("/proc", "self" if pid is None else str(pid), "cgroup")).splitlines():
         number, kinds, path = line.split(":", 2)
         root = _ROOTS.get("memory" if "memory" in kinds.split(",") else number)
         if root is not None:
@@ -68,17 +68,18 @@ def _groups(pid: int | None) -> Iterator[Path]:
 
 
 def _cached(group: Path) -> int:
-    text = _text(group / "memory.stat")
+    text = text_of(group / "memory.stat")
     return sum(map(int, next(filter(None, (pattern.findall(text) for pattern in _CACHED)), ())))
 
 
 def _number(file: Path) -> int | None:
     """None: there is no such file, or it says `max`."""
-    text = _text(file).strip()
+    text = text_of(file).strip()
     return int(text) if text.isdecimal() else None
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Return what a file holds; nothing where it cannot be read."""
     with contextlib.suppress(OSError):
-        return file.read_text(encoding="ascii")
+        return file.read_text(encoding="utf-8", errors="replace")
     return ""

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import psutil
 
 from engine.errors import EngineError
-from engine.placement.cgroups import read_memory
+from engine.placement.cgroups import read_memory, text_of
 
 GIB = 1 << 30
 T = TypeVar("T")
@@ -24,6 +24,8 @@ Prefer: TypeAlias = Literal["resident", "quality"]
 
 _SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
+_OWN_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+)", re.MULTILINE)
+_CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)", re.MULTILINE)
 _MOST_GPUS = 64
 # As it was at the start: while a model loads, it names that model's GPUs (engine/pool/loader.py).
 _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -194,10 +196,8 @@ def _graphics_vendors() -> set[str]:
     """Return the vendors of the graphics cards on the bus."""
     found = set()
     for device in Path("/sys/bus/pci/devices").glob("*"):
-        with contextlib.suppress(OSError):
-            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
-            if kind.startswith("0x03"):
-                found.add(vendor)
+        if text_of(device / "class").startswith("0x03"):
+            found.add(text_of(device / "vendor").strip())
     return found
 
 
@@ -260,12 +260,7 @@ def _family(pid: int | None) -> frozenset[int]:
 
 def _ram_of(pid: int) -> int:
     """Return what would be free without a process, of what it shares its part, files aside; 0 where unreadable."""
-    taken = 0
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                taken += int(line.split()[1]) * 1024
-    return taken
+    return 1024 * sum(map(int, _OWN_KIB.findall(text_of(Path(f"/proc/{pid}/smaps_rollup")))))
 
 
 def _name(pid: int) -> str:
@@ -277,17 +272,13 @@ def _name(pid: int) -> str:
 def _torch_cuda() -> tuple[int, int] | None:
     """What torch's own file of versions says: an import would take seconds."""
     found = importlib.util.find_spec("torch")
-    if found is not None and found.origin is not None:
-        with contextlib.suppress(OSError):
-            match = _TORCH_CUDA.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
-            return (int(match[1]), int(match[2])) if match else None
-    return None
+    if found is None or found.origin is None:
+        return None
+    match = _TORCH_CUDA.search(text_of(Path(found.origin).with_name("version.py")))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _cpu_features() -> tuple[str, ...]:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = set(line.partition(":")[2].split())
-                return tuple(feature for feature in _CPU_FEATURES if feature in flags)
-    return ()
+    found = _CPU_FLAGS.search(text_of(Path("/proc/cpuinfo")))
+    flags = found[1].split() if found else ()
+    return tuple(feature for feature in _CPU_FEATURES if feature in flags)

@@ -170,7 +170,7 @@ def _more_kv(layout: Layout, one: Placed, device: Device, swap_by: Mapping[str, 
         if _takes_more(other):
             name, need = other.id if other.state == "resident" else "", _need(other)
             has = need.kv_bytes + _of_its_turn(layout, other, device)
-            most = need.longest_chat_bytes
+            most = need.chat_bytes(need.longest_context or need.context_length)
             missing = _Want(max(0, min(need.chat_bytes(LONG_CONTEXT), most) - has), max(0, most - has))
             wants[name] = max(wants.get(name, missing), missing)
     mine = one.id if one.state == "resident" else ""

@@ -74,11 +74,6 @@ class Need:
         """KV cache for one conversation of the shortest context."""
         return self.chat_bytes(self.context_length)
 
-    @property
-    def longest_chat_bytes(self) -> int:
-        """KV cache for one conversation of the longest context."""
-        return self.chat_bytes(self.longest_context or self.context_length)
-
     def context_in(self, kv_bytes: int) -> int | None:
         """Return the context that it is served with where its KV cache is so large."""
         if self.cache is None or self.context_length is None or not self.longest_context:

@@ -581,7 +581,7 @@ def _filled(spec: _Spec, planned: Mapping[str, Any], **fixed: Any) -> _Spec:
 
 def _with_less(placed: Placed, of_kv: float) -> Placed:
     """Return it with a part of its KV cache: what fits into that, context and sequences, follows."""
-    if of_kv == 1 or placed.utilization is None:
+    if placed.utilization is None:
         return placed
     return replace(placed, kv_bytes=int(placed.kv_bytes * of_kv), utilization=placed.utilization * of_kv)
 
