@@ -175,7 +175,7 @@ class Engine:
     async def images(self, request: ImageRequest, stream: ImageStream) -> ImageStream:
         """Put what becomes of each image into `stream`, as it comes. Closing it aborts what is not finished.
 
-        Await the first event before answering: everything that can be refused is refused until then.
+        Await the first item before answering: everything that can be refused is refused until then.
         """
         async with self._leased(request.model, ImageModelSpec, stream):
             cast("ImageModel", self._pool.get(request.model)).images(request, stream)
@@ -197,10 +197,7 @@ class Engine:
         return stream
 
     async def transcribe(self, request: TranscriptionRequest, stream: TranscriptionStream) -> TranscriptionStream:
-        """Put what is said in a sound file into `stream`, segment by segment. Closing it aborts what is not heard.
-
-        Everything that can be refused is raised where the stream is read.
-        """
+        """Put what is said in a sound file into `stream`, segment by segment, like `embed`."""
         async with self._leased(request.model, TranscriptionModelSpec, stream):
             spec = self._spec(request.model, TranscriptionModelSpec)
             if request.translate and "translation" not in self._capabilities(spec):
@@ -217,10 +214,7 @@ class Engine:
         return self._loader.voices.of(model).notices
 
     async def speech(self, request: SpeechRequest, stream: SpeechStream) -> SpeechStream:
-        """Put an audio file into `stream` piece by piece, as it is spoken. Closing it aborts.
-
-        Await the first piece before answering: everything that can be refused is refused until then.
-        """
+        """Put an audio file into `stream` piece by piece, as it is spoken, like `images`."""
         async with self._leased(request.model, SpeechModelSpec, stream):
             voice = self._loader.voices.find(request.model, request.voice)
             cast("SpeechModel", self._pool.get(request.model)).speech(request, voice, stream)

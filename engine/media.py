@@ -243,7 +243,6 @@ def image_places(request: ChatRequest) -> list[tuple[int, int]]:
 
 
 def image_paths(request: ChatRequest) -> Sequence[str]:
-    """Return the name of each picture's part in errors."""
     return request.image_paths or [
         f"messages[{position}].content[{index}]" for position, index in image_places(request)
     ]

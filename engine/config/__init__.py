@@ -40,7 +40,6 @@ class ConfigError(LoadError):
     """models.yaml is wrong. The message lists every problem; `problems` holds them one by one."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path = path
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
         listed = self.problems[:LISTED_PROBLEMS]
         width = max((len(str(problem.line)) for problem in listed if problem.line), default=0)

@@ -71,7 +71,6 @@ class Gpu:
 
     @property
     def ours_bytes(self) -> int:
-        """What Hearth has taken."""
         return self.total_bytes - self.free_bytes - self.foreign_bytes
 
 
@@ -193,7 +192,6 @@ def _has_nvidia() -> bool:
 
 
 def _graphics_vendors() -> set[str]:
-    """Return the vendors of the graphics cards on the bus."""
     found = set()
     for device in Path("/sys/bus/pci/devices").glob("*"):
         if text_of(device / "class").startswith("0x03"):

@@ -65,17 +65,14 @@ class KvCache:
         return cache_bytes // self.block_bytes
 
     def blocks_of_chat(self, tokens: int) -> int:
-        """Return how many blocks a conversation of that length takes at most."""
         windows = -(-min(tokens, self.window_tokens) // self.block_tokens) + 1
         fixed = self.window_groups * windows + self.state_groups * _STATES_OF_A_CHAT
         return self.full_groups * -(-tokens // self.block_tokens) + fixed
 
     def bytes_of(self, chats: int, tokens: int) -> int:
-        """Return how large a cache is in which so many conversations of that length have room at the same time."""
         return (chats * self.blocks_of_chat(tokens) + 1) * self.block_bytes
 
     def chats(self, cache_bytes: int, tokens: int) -> int:
-        """Return how many conversations of that length have room in a cache of that size."""
         return max(0, self.blocks(cache_bytes) - 1) // self.blocks_of_chat(tokens)
 
     def longest(self, cache_bytes: int, most: int) -> int:

@@ -26,7 +26,7 @@ from engine.placement import report
 from engine.placement.hardware import GIB, Hardware, Prefer
 from engine.placement.needs import DEFAULT_CONTEXT, Footprints, demo_need, devices_of, explicit, needs_of
 from engine.placement.packing import Layout, add_replica, pack, shared_out, uses
-from engine.placement.types import Device, Need, Placed, Plan, Refusal
+from engine.placement.types import CONTEXT_STEP, Device, Need, Placed, Plan, Refusal
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 # The demo that answers for a task.
@@ -259,7 +259,6 @@ def _moved_up(choices: Mapping[str, _Choice], layout: Layout, shared: Collection
 
 
 def _one_better(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str], name: str) -> _Fitted:
-    """Give a model the next better variant that fits beside the others, if there is one."""
     choice = choices[name]
     for at in reversed(range(len(choice.better))):
         tried = {**choices, name: replace(choice, needs=choice.better[at], better=choice.better[:at])}
@@ -321,7 +320,7 @@ class _Change:
         """Yield the longest context of one model with which all fit."""
         chats = [spec for spec in specs if isinstance(spec, ChatModelSpec) and spec.id not in self.planner.folders]
         for spec in chats:
-            lengths = range(report.SHORTEST_CONTEXT, _context(spec), report.CONTEXT_STEP)
+            lengths = range(report.SHORTEST_CONTEXT, _context(spec), CONTEXT_STEP)
 
             def too_long(length: int, spec: ChatModelSpec = spec) -> bool:
                 return not self._fits_with(_with_engine(spec, context_length=length))

@@ -12,7 +12,6 @@ from engine.placement.packing import LONG_CONTEXT, pack
 from engine.placement.types import Device, DeviceUse, Need, Placed, Plan, Refusal
 
 GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
-CONTEXT_STEP = 1024
 SHORTEST_CONTEXT = 2048
 
 

@@ -12,7 +12,7 @@ from engine.placement.kv_cache import KvCache
 State = Literal["resident", "swapped", "demo", "unplanned"]
 SwapBy = Literal["sleep", "unload"]
 
-_CONTEXT_STEP = 1024
+CONTEXT_STEP = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,11 @@ class Need:
             return self.context_length
         longest = min(cache.longest(kv_bytes, self.longest_context) for cache in self._divided)
         if longest < self.longest_context:
-            longest -= longest % _CONTEXT_STEP
+            longest -= longest % CONTEXT_STEP
         return max(longest, self.context_length)
 
     @property
     def beside_kv_bytes(self) -> int:
-        """What it takes beside its KV cache."""
         return self.weights_bytes + self.activations_bytes + self.adapters_bytes
 
     @property
@@ -95,7 +94,6 @@ class Need:
 
     @property
     def all_weights_bytes(self) -> int:
-        """Its weights on all of its devices together."""
         return self.weights_bytes * max(1, self.split)
 
     def bytes_on(self, device: Device) -> int | None:
@@ -107,7 +105,6 @@ class Need:
         return given if given >= enough else None
 
     def is_kind_of(self, device: Device) -> bool:
-        """Whether both are of GPUs, or both of RAM."""
         return (self.split == 0) == (device.index is None)
 
     def runs_on(self, device: Device) -> bool:

@@ -85,7 +85,6 @@ class Pool:
         return {model_of(name) for name in loaded} - staying
 
     async def stop(self) -> None:
-        """Stop loading and restarting, then end every model gracefully."""
         self._stopping = True
         await self._cancel_tasks()
         await asyncio.gather(*(end(backend) for backend in self._take_backends()))
