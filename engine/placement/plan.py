@@ -13,14 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from engine.config import (
-    AuxiliaryModelSpec,
-    ChatModelSpec,
-    Config,
-    ImageModelSpec,
-    ModelSpec,
-    SpeechModelSpec,
-)
+from engine.config import AuxiliaryModelSpec, ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec, model_of, replica_id
 from engine.placement import report
 from engine.placement.hardware import GIB, Hardware, Prefer

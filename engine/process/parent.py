@@ -366,13 +366,7 @@ class WorkerProcess:
 
 
 async def start_worker(  # noqa: PLR0913  # what a start depends on
-    service: str,
-    options: object,
-    report: Report,
-    *,
-    threads: int,
-    on_cpu: bool,
-    stall_seconds: float | None,
+    service: str, options: object, report: Report, *, threads: int, on_cpu: bool, stall_seconds: float | None
 ) -> WorkerProcess:
     """Start a worker that loads `service`. Raises `LoadError` when that can never work."""
     return await WorkerProcess.start(
