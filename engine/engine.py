@@ -158,11 +158,9 @@ class Engine:
 
     def _addressed(self, request: _Generation) -> _Generation:
         """Return the request as one to an engine: of its base where it names an adapter. Asked again after a reload."""
-        adapter = self.config.adapters.get(request.model)
-        if adapter is not None:
-            request = replace(request, model=adapter.base, adapter=adapter.id)
-        engine = self._pool.engine_for(request.model, request.owner)
-        return request if engine == request.model else replace(request, model=engine)
+        base = self._base(request.model)
+        adapter = None if base == request.model else request.model
+        return replace(request, model=self._pool.engine_for(base, request.owner), adapter=adapter)
 
     def _base(self, model: str) -> str:
         """Return the model that has the engines of this one."""
