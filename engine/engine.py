@@ -33,7 +33,7 @@ from engine.config import (
 )
 from engine.config.models import SIZES, model_of
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
-from engine.media import ImageLimits, Pictures, PixelLoad, image_paths
+from engine.media import ImageLimits, Pictures, PixelLoad, image_places
 from engine.placement.hardware import Prefer
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
@@ -498,8 +498,8 @@ def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> No
             raise _unsupported("has no chat template and only continues texts (/v1/completions)", "chat", "messages")
         if request.tools and "function_calling" not in spec.capabilities:
             raise _unsupported("cannot call tools", "function_calling", "tools")
-        if "vision" not in spec.capabilities and (paths := image_paths(request)):
-            raise _unsupported("cannot see images", "vision", paths[0])
+        if "vision" not in spec.capabilities and (places := image_places(request)):
+            raise _unsupported("cannot see images", "vision", places[0][2])
     most, asked = spec.engine.max_output_tokens, request.max_tokens
     if most is not None and asked is not None and asked > most and not spec.engine.clamp_max_tokens:
         raise RequestError(f"`max_tokens` is at most {most} for this model.", param="max_tokens")

@@ -130,14 +130,14 @@ class Pictures:
         if not places:
             yield request
             return
-        paths = image_paths(request)
+        paths = [path for _, _, path in places]
         if len(places) > most:
             raise RequestError(
                 f"This model takes at most {most} pictures per request, and these messages hold {len(places)}. Leave "
                 "some out, or ask about them one after the other.",
                 param=paths[most],
             )
-        urls = [request.messages[position]["content"][index]["image_url"]["url"] for position, index in places]
+        urls = [request.messages[position]["content"][index]["image_url"]["url"] for position, index, _ in places]
         # Before its turn: a slow server must not keep other requests waiting.
         files = await asyncio.gather(*map(self._file, urls, paths))
         pixels = await self._count(files, paths)
@@ -145,7 +145,7 @@ class Pictures:
         async with self._budget.taken(request.owner, pixels):
             try:
                 messages = [dict(message) for message in request.messages]
-                for (position, index), file, path in zip(places, files, paths, strict=True):
+                for (position, index, path), file in zip(places, files, strict=True):
                     with _naming(path):
                         image, name = await self._in_thread(self._read, file, request.cache_salt or "")
                     images.append(image)
@@ -231,21 +231,17 @@ def _naming(path: str) -> Iterator[None]:
         raise RequestError(error.message, param=path) from error.__cause__
 
 
-def image_places(request: ChatRequest) -> list[tuple[int, int]]:
-    """Return (message, part) of each picture in the order of the conversation."""
-    return [
+def image_places(request: ChatRequest) -> list[tuple[int, int, str]]:
+    """Return (message, part, name in errors) of each picture in the order of the conversation."""
+    found = [
         (position, index)
         for position, message in enumerate(request.messages)
         if isinstance(message.get("content"), list)
         for index, part in enumerate(message["content"])
         if part.get("type") == "image_url"
     ]
-
-
-def image_paths(request: ChatRequest) -> Sequence[str]:
-    return request.image_paths or [
-        f"messages[{position}].content[{index}]" for position, index in image_places(request)
-    ]
+    names = request.image_paths or [f"messages[{position}].content[{index}]" for position, index in found]
+    return [(*place, name) for place, name in zip(found, names, strict=True)]
 
 
 def count_pixels(data: bytes, limits: ImageLimits) -> int:

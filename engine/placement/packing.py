@@ -7,7 +7,7 @@ largest counts. Which variants to try is plan.py's.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from engine.placement.hardware import GIB
 from engine.placement.types import Device, DeviceUse, Need, Placed, State, SwapBy
@@ -20,6 +20,7 @@ _OF_STATED, _OF_LEFT = 0.125, 0.25
 LONG_CONTEXT = 65536
 # What a vLLM engine that sleeps keeps of each of its GPUs: CUDA's context, kernels and communication buffers.
 ASLEEP_BYTES = int(0.75 * GIB)
+_Window: TypeAlias = tuple[tuple[int, ...], int]
 
 
 @dataclass(slots=True)
@@ -36,6 +37,13 @@ class Layout:
     def free(self, device: Device) -> int:
         resident = sum(one.bytes_on(device.index) for one in self.placed.values() if one.state == "resident")
         return device.budget_bytes - resident - self.turn_bytes(device.index)
+
+    def put(self, name: str, state: State, need: Need, window: _Window) -> bool:
+        """Place a model. False: that is too much for a device."""
+        gpus, size = window
+        one = Placed(name, state, "", need.variant, need, gpus, device_bytes=size, ram_bytes=need.ram_bytes)
+        self.placed[name] = one
+        return all(self.free(device) >= 0 for device in self.devices if one.bytes_on(device.index))
 
 
 def asleep_bytes(sleepers: int) -> int:
@@ -65,10 +73,8 @@ def add_replica(layout: Layout, first: Placed, engine: str) -> bool:
     need = replace(need, kv_bytes=kv_bytes, longest_context=need.longest_context and (first.context_length or 0))
     taken = {index for one in layout.placed.values() if _need(one).context_length for index in one.gpus}
     free = Layout([device for device in layout.devices if device.index not in taken | set(first.gpus)], layout.placed)
-    for gpus, size in reversed(tuple(_windows(free, need, shared=False))):  # the fullest first
-        one = Placed(engine, "resident", "", need.variant, need, gpus, device_bytes=size, ram_bytes=need.ram_bytes)
-        layout.placed[engine] = one
-        if all(free.free(device) >= 0 for device in free.devices if one.bytes_on(device.index)):
+    for window in reversed(tuple(_windows(free, need, shared=False))):  # the fullest first
+        if free.put(engine, "resident", need, window):
             return True
         del layout.placed[engine]
     return False
@@ -79,20 +85,16 @@ def _fill(layout: Layout, rest: Sequence[tuple[str, Sequence[Need], bool]], step
         return True
     name, needs, shared = rest[0]
     for need in needs:
-        for gpus, size in _windows(layout, need, shared=shared):
+        for window in _windows(layout, need, shared=shared):
             if next(steps, None) is None:
                 return False
-            state: State = "swapped" if shared else "resident"
-            one = Placed(name, state, "", need.variant, need, gpus, device_bytes=size, ram_bytes=need.ram_bytes)
-            layout.placed[name] = one
-            fits = all(layout.free(device) >= 0 for device in layout.devices if one.bytes_on(device.index))
-            if fits and _fill(layout, rest[1:], steps):
+            if layout.put(name, "swapped" if shared else "resident", need, window) and _fill(layout, rest[1:], steps):
                 return True
             del layout.placed[name]
     return False
 
 
-def _windows(layout: Layout, need: Need, *, shared: bool) -> Iterator[tuple[tuple[int, ...], int]]:
+def _windows(layout: Layout, need: Need, *, shared: bool) -> Iterator[_Window]:
     """Yield GPUs (none: RAM) and the bytes on each, the emptiest first; sets that look the same are tried once."""
     found: list[tuple[tuple[object, ...], int, int]] = []
     for position, device in enumerate(layout.devices):
