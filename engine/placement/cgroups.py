@@ -6,7 +6,6 @@ A container and a systemd unit (`MemoryMax=`) are control groups. Both versions 
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,16 +21,8 @@ _CACHED = tuple(re.compile(rf"^{name}(?:in)?active_file (\d+)$", re.MULTILINE) f
 MODEL_VICTIM, FIRST_VICTIM = 500, 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What a process and all others in its groups may have, and what is left of it, in bytes."""
-
-    total_bytes: int
-    available_bytes: int
-
-
-def read_memory(pid: int | None = None) -> Memory:
-    """Look at the machine's memory as a process may use it; None: this one."""
+def read_memory(pid: int | None) -> tuple[int, int]:
+    """Return what a process and all others in its groups may have, and what is left of it, in bytes. None: this one."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
     for group in _groups(pid):
@@ -40,7 +31,7 @@ def read_memory(pid: int | None = None) -> Memory:
         if limit is not None and used is not None and limit < machine.total:
             total = min(total, limit)
             available = min(available, max(0, limit - used + _cached(group)))
-    return Memory(total, min(total, available))
+    return total, min(total, available)
 
 
 def count_oom_kills() -> int:

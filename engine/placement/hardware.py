@@ -106,9 +106,14 @@ class Cuda:
 
 
 def read_cuda() -> Cuda:
-    """Look for both, without loading torch."""
+    """Look for both. torch's own file of versions says its own: an import would take seconds."""
     version, _ = _ask_nvml(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))  # 13020 is 13.2
-    return Cuda(None if version is None else (version // 1000, version % 1000 // 10), _torch_cuda())
+    driver = None if version is None else (version // 1000, version % 1000 // 10)
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return Cuda(driver)
+    match = _TORCH_CUDA.search(text_of(Path(torch.origin).with_name("version.py")))
+    return Cuda(driver, (int(match[1]), int(match[2])) if match else None)
 
 
 def read_hardware(server_pid: int | None = None, *, ram_ours: bool = True) -> Hardware:
@@ -122,18 +127,13 @@ def read_hardware(server_pid: int | None = None, *, ram_ours: bool = True) -> Ha
     gpus, driver, divided = found or ((), None, 0)
     if divided:
         problem = f"MIG divides {divided} of its GPUs, and Hearth plans with whole ones (nvidia-smi -mig 0 ends that)"
-    memory = read_memory(server_pid)
-    shared = [gpu for gpu in gpus if not gpu.total_bytes]
-    gpus = tuple(
-        gpu if gpu.total_bytes else replace(gpu, total_bytes=memory.total_bytes, free_bytes=memory.available_bytes)
-        for gpu in gpus
-    )
+    total, available = read_memory(server_pid)
     return Hardware(
-        gpus=gpus,
-        shared_memory=bool(shared),
-        ram_bytes=memory.total_bytes,
-        ram_available_bytes=memory.available_bytes,
-        ram_ours_bytes=min(sum(map(_ram_of, family if ram_ours else ())), memory.total_bytes - memory.available_bytes),
+        gpus=tuple(gpu if gpu.total_bytes else replace(gpu, total_bytes=total, free_bytes=available) for gpu in gpus),
+        shared_memory=any(not gpu.total_bytes for gpu in gpus),
+        ram_bytes=total,
+        ram_available_bytes=available,
+        ram_ours_bytes=min(sum(map(_ram_of, family if ram_ours else ())), total - available),
         cpu_cores=len(os.sched_getaffinity(0)),
         cpu_features=_cpu_features(),
         driver=driver,
@@ -265,15 +265,6 @@ def _name(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         return str(psutil.Process(pid).name())
     return "?"  # of another container, or ended by now
-
-
-def _torch_cuda() -> tuple[int, int] | None:
-    """What torch's own file of versions says: an import would take seconds."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    match = _TORCH_CUDA.search(text_of(Path(found.origin).with_name("version.py")))
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _cpu_features() -> tuple[str, ...]:

@@ -110,11 +110,13 @@ class Child:
             raise GenerationError("The answer is too large to be sent. Ask for a smaller one.") from error
 
     def done(self, job: int) -> None:
-        if self._close(job):
+        if job in self._open_jobs:
+            self._open_jobs.remove(job)
             self._send(protocol.Done(job))
 
     def failed(self, job: int, error: EngineError) -> None:
-        if self._close(job):
+        if job in self._open_jobs:
+            self._open_jobs.remove(job)
             self._send(protocol.Failed.of(job, error))
 
     def poll(self) -> None:
@@ -123,13 +125,6 @@ class Child:
     def _report(self, phase: str, progress: float) -> None:
         self._send(protocol.Loading(phase, progress))
         self.poll()
-
-    def _close(self, job: int) -> bool:
-        """Whether the job was open until now."""
-        if job not in self._open_jobs:
-            return False
-        self._open_jobs.remove(job)
-        return True
 
     def _take_in(self, *, wait: bool) -> None:
         """Act on all that has come. `wait`: until something comes."""
