@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, images, memory, speech, start, tracing, vectors
+from bench import batch, chat, fair, images, memory, speech, tracing, vectors
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -23,8 +23,6 @@ for command in (
     images.Images,
     batch.Batch,
     batch.Files,
-    start.Start,
-    start.Killed,
     memory.Many,
     memory.Pictures,
     speech.Speech,

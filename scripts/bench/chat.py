@@ -20,12 +20,6 @@ from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
 Ask: TypeAlias = Callable[[Server, LoadJob], Awaitable[report.Figures]]
 _FEWEST_REQUESTS = 8
 _FEWEST_ROUNDS = 2
-_LATENCIES = {
-    "time_to_first_token_p50_ms": "first token p50, ms",
-    "time_to_first_token_p99_ms": "first token p99, ms",
-    "inter_token_latency_p50_ms": "between tokens p50, ms",
-    "latency_p99_ms": "whole answer p99, ms",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +44,6 @@ class Chat(report.Benchmark):
     compiled: Annotated[
         bool | None, typer.Option("--compiled/--eager", help="Of all targets' models. Default: as models.yaml says.")
     ] = None
-    plot: Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG file.")] = None
     method = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
 
     async def measure(self) -> report.Report:
@@ -75,8 +68,7 @@ class Chat(report.Benchmark):
                 generator = stack.enter_context(load_generator(place.environment, place.log("vllm"), run_vllm))
                 asks["streamed"] = partial(self._ask_by_vllm, generator, weights)
             rows = [await self._row(servers, ask, kind, n) for kind, ask in asks.items() for n in self.streams]
-        whole.tables, whole.panels = [("Chat", rows)], latency_panels(rows)
-        whole.axes = {"xlabel": "streamed requests/s answered (points: requests in flight)", "yscale": "log"}
+        whole.tables = [("Chat", rows)]
         return whole
 
     def _vllm_starts(self, place: Workspace, settings: dict[str, Any]) -> dict[str, Start]:
@@ -138,17 +130,6 @@ async def _ask(server: Server, job: LoadJob) -> report.Figures:
     """Do a job by our own load generator. Raises `BenchError`."""
     result, used = await server.measure(job)
     return answer_figures(result) | usage_figures(used, result.tokens, result.cpu_seconds)
-
-
-def latency_panels(rows: Sequence[report.Row]) -> report.Panels:
-    """Return latency against requests/s of the streamed rows, one line per target."""
-    streamed = [row for row in rows if row.case.startswith("streamed")]
-
-    def line(target: str, name: str) -> list[report.Point]:
-        found = [(row.medians[target], row.case.rpartition(" ")[2]) for row in streamed]
-        return [(figures["requests_per_second"], figures[name], text) for figures, text in found]
-
-    return {heading: {target: line(target, name) for target in rows[0].medians} for name, heading in _LATENCIES.items()}
 
 
 def answer_figures(result: LoadResult) -> report.Figures:

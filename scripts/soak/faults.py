@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anyio
 import psutil
 import yaml
-from bench.load import BenchError, tail
+from bench.load import BenchError
+from bench.servers import HEARTH, Server, Workspace, environment, family, free_port, start_server
 from soak.invariants import Judge, Level, UsageLedger, Window
 from soak.traffic import IMAGE, PLUS, PRO, VOICE
 
-_START_SECONDS = 600.0
 _BACK_SECONDS = 600.0  # on a machine that others use, too
 _END_SECONDS = 60.0  # HEARTH_DRAIN_SECONDS is 30
 _POLL_SECONDS = 0.25
@@ -35,23 +35,17 @@ class Hearth:
     """`hearth serve` with all models of the checkout in a folder of its own, started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.log, self.models_file = folder, folder / "server.log", folder / "models.yaml"
+        self.folder, self.models_file, self.port = folder, folder / "models.yaml", free_port()
         self.document = yaml.safe_load(Path("models.yaml").read_text(encoding="utf-8"))
         for name, entry in self.document["models"].items():
             entry["engine"] = (entry.get("engine") or {}) | {"stall_seconds": _STALL_SECONDS}
             entry["description"] = f"{name} of a soak"
         self.write_models()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "PYTHONPATH"))
-        }
-        own = {"HEARTH_DATA_DIR": folder / "data", "HEARTH_WEIGHTS_DIR": folder / "weights"}
-        own |= {"HEARTH_MODELS": self.models_file}
-        self.environment = {"OMP_NUM_THREADS": "1", **inherited, **{name: str(path) for name, path in own.items()}}
+        weights, command = folder / "weights", Path(sys.executable).parent / "hearth"
+        variables = environment(folder / "data", weights, self.models_file)
+        self.place = Workspace(folder, PLUS, weights, self.models_file, command, None, variables)
         self.admin_key = ""
-        self.process: asyncio.subprocess.Process | None = None
+        self.server: Server
 
     @property
     def url(self) -> str:
@@ -61,9 +55,7 @@ class Hearth:
     @property
     def pid(self) -> int:
         """The API process."""
-        if self.process is None:
-            raise BenchError("The server was not started.")
-        return self.process.pid
+        return self.server.pid
 
     def write_models(self) -> None:
         """Write models.yaml as `document` says."""
@@ -71,48 +63,20 @@ class Hearth:
 
     async def start(self) -> None:
         """Start it and wait until all models are ready. Raises `BenchError`."""
-        command = (
-            str(Path(sys.executable).parent / "hearth"),
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        )
-        with self.log.open("ab") as output:
-            self.process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment,
-                start_new_session=True,
-            )  # fmt: skip
-        deadline = time.monotonic() + _START_SECONDS
-        while not await self.is_ready():
-            if self.process.returncode is not None or time.monotonic() > deadline:
-                raise BenchError(f"The server did not become ready.{tail(self.log)}")
-            await asyncio.sleep(_POLL_SECONDS)
-        if not self.admin_key and (found := re.search(r"(hk_\S+)", self.log.read_text(encoding="utf-8"))):
+        command, place = (str(self.place.hearth), "serve"), self.place
+        self.server = await start_server(place, HEARTH, command, place.environment, self.admin_key, port=self.port)
+        await self.server.ready()
+        if not self.admin_key and (found := re.search(r"(hk_\S+)", self.server.log.read_text(encoding="utf-8"))):
             self.admin_key = found[1]
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send the signal and wait for the end; after a while kill all of it. Returns the exit code."""
-        if self.process is None:
-            return 0
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
-        try:
-            async with asyncio.timeout(_END_SECONDS):
-                return await self.process.wait()
-        except TimeoutError:
-            os.killpg(self.pid, signal.SIGKILL)
-            return await self.process.wait()
+        return await self.server.stop(number, _END_SECONDS)
 
     async def command(self, *arguments: str) -> tuple[int, str]:
         """Run `hearth` with these arguments on this server's data; return its exit code and what it prints."""
-        done = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).parent / "hearth"), *arguments,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=self.environment,
-        )  # fmt: skip
-        output, errors = await done.communicate()
-        return done.returncode or 0, (output if done.returncode == 0 else errors).decode()
+        done = await anyio.run_process((str(self.place.hearth), *arguments), env=self.place.environment, check=False)
+        return done.returncode, (done.stderr if done.returncode else done.stdout).decode()
 
     async def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
         """Ask as the admin, or with another key; what is no JSON is None, and status 0 says that nothing listens."""
@@ -127,10 +91,6 @@ class Hearth:
                 return answer.status, json.loads(found) if answer.content_type == "application/json" else None
         except (aiohttp.ClientError, OSError, TimeoutError):
             return 0, None
-
-    async def is_ready(self) -> bool:
-        """Whether all models are."""
-        return (await self.ask("GET", "/health/ready"))[0] == 200
 
     async def status(self) -> dict[str, Any] | None:
         """What `GET /v1/admin/status` says; None where nothing answers."""
@@ -147,13 +107,14 @@ class Hearth:
     def family(self) -> list[psutil.Process]:
         """Return the API process and all below it, none where it has ended."""
         with suppress(psutil.Error):
-            first = psutil.Process(self.pid)
-            return [first, *first.children(recursive=True)]
+            return [one for part in family(self.pid) for one in part]
         return []
 
-    def named(self, part: str) -> list[psutil.Process]:
-        """Return its processes whose command line has this part."""
-        return [one for one in self.family() if part in _title(one)]
+    def kill(self, part: str) -> None:
+        """Kill its processes whose command line has this part."""
+        for one in self.family():
+            if part in _title(one):
+                one.kill()
 
     def levels(self, models: Mapping[int, str], seconds: float) -> list[Level]:
         """Return what its processes hold; `models` names the model of a process id."""
@@ -175,6 +136,12 @@ def _title(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return f"{process.name()} {' '.join(process.cmdline())}"
     return ""
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @dataclass
@@ -202,11 +169,9 @@ class Faults:
     @property
     def kinds(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """All faults by name."""
-        kills = {f"kill -9 {name}": self._of_model(name, signal.SIGKILL) for name in (PLUS, PRO, IMAGE, VOICE)}
-        stops = {f"kill -STOP {name}": self._of_model(name, signal.SIGSTOP) for name in (PLUS, VOICE)}
         return {
-            **kills,
-            **stops,
+            **{f"kill -9 {name}": self._of_model(name, signal.SIGKILL) for name in (PLUS, PRO, IMAGE, VOICE)},
+            **{f"kill -STOP {name}": self._of_model(name, signal.SIGSTOP) for name in (PLUS, VOICE)},
             "kill -9 fork server": self._fork_server,
             "kill -9 schema compiler": self._schema_compiler,
             "kill -9 API": self._kill_api,
@@ -230,7 +195,7 @@ class Faults:
             fault.recovered_seconds = time.monotonic() - began
         except (TimeoutError, BenchError, psutil.Error) as error:
             self.judge.break_("faults", f"{name}: {str(error) or f'nothing was well after {_BACK_SECONDS:.0f} s'}")
-            if self.hearth.process is None or self.hearth.process.returncode is not None:
+            if self.hearth.server.process.returncode is not None:
                 await self.hearth.start()
         finally:
             for window in self.judge.windows:
@@ -269,19 +234,14 @@ class Faults:
     async def _fork_server(self) -> None:
         before = await self._pids()
         self._open("kill -9 fork server", _CHATS)
-        for one in self.hearth.named("multiprocessing.forkserver"):
-            one.kill()
+        self.hearth.kill("multiprocessing.forkserver")
         await self._until_others(before, _CHATS)
 
     async def _schema_compiler(self) -> None:
         self._open("kill -9 schema compiler", _CHATS, schemas=True)
-        for one in self.hearth.named("hearth-schemas"):
-            one.kill()
-        schema = {
-            "type": "object",
-            "properties": {f"{self._times}": {"type": "integer"}},
-            "required": [f"{self._times}"],
-        }
+        self.hearth.kill("hearth-schemas")
+        field = f"{self._times}"
+        schema = {"type": "object", "properties": {field: {"type": "integer"}}, "required": [field]}
         form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
         hello = [{"role": "user", "content": "Give me JSON."}]
         body = {"model": PLUS, "messages": hello, "max_tokens": 50, "response_format": form}
@@ -290,19 +250,15 @@ class Faults:
 
     async def _kill_api(self) -> None:
         """A key is revoked and another made just before: both must be so afterwards."""
-        hearth, public_id = self.hearth, ""
+        hearth = self.hearth
         old = await hearth.make_key("soak: revoked before kill -9", "standard")
         new = await hearth.make_key("soak: made before kill -9", "standard")
-        public_id = old[3:15]
-        code, _ = await hearth.ask("POST", f"/v1/admin/keys/{public_id}/revoke")
+        code, _ = await hearth.ask("POST", f"/v1/admin/keys/{old[3:15]}/revoke")
         before = hearth.family()
         self._open("kill -9 API", None, closes="everything")
         self.ledger.killed()
         await hearth.stop(signal.SIGKILL)
-        if left := [one for one in before if not await _ends(one)]:
-            self.judge.break_(
-                "processes", f"after kill -9 of the API process these live: {[_title(one) for one in left]}"
-            )
+        await self._all_end(before, "kill -9 of the API process")
         await hearth.start()
         states = [(await hearth.ask("GET", "/v1/models", key=key))[0] for key in (old, new)]
         if code != 200 or states != [401, 200]:
@@ -314,9 +270,15 @@ class Faults:
         self._open("SIGTERM", None, closes="idle")
         if (code := await self.hearth.stop()) != 0:
             self.judge.break_("faults", f"SIGTERM: the server ended with {code}")
-        if left := [one for one in before if not await _ends(one)]:
-            self.judge.break_("processes", f"after SIGTERM these live: {[_title(one) for one in left]}")
+        await self._all_end(before, "SIGTERM")
         await self.hearth.start()
+
+    async def _all_end(self, before: list[psutil.Process], what: str) -> None:
+        deadline = time.monotonic() + _KEY_SECONDS
+        while (left := [one for one in before if _lives(one)]) and time.monotonic() < deadline:  # noqa: ASYNC110  # no children of ours
+            await asyncio.sleep(_POLL_SECONDS)
+        if left:
+            self.judge.break_("processes", f"after {what} these live: {[_title(one) for one in left]}")
 
     async def _reload_lightly(self) -> None:
         """Nobody may notice, so that no window is opened. A wrong file comes first and changes nothing."""
@@ -326,24 +288,18 @@ class Faults:
         code, answer = await hearth.ask("POST", "/v1/admin/reload")
         if code != 400 or answer["error"]["code"] != "invalid_config":
             self.judge.break_("reload", f"a wrong file was answered with {code} {answer}")
-        entry, text = hearth.document["models"][PLUS], f"changed for the {self._times}. time"
-        entry["description"] = text
+        hearth.document["models"][PLUS]["description"] = text = f"changed for the {self._times}. time"
         hearth.document["tiers"]["standard"]["requests_per_minute"] = limit = 100_000 + self._times
         hearth.write_models()
         if self.source.random() < 0.5:
             code, said = await hearth.command("reload")
-            ok = code == 0
         else:
             code, said = await hearth.ask("POST", "/v1/admin/reload")
-            ok = code == 200
         key = await hearth.make_key("soak: reload", "standard")
         _, seen = await hearth.ask("GET", f"/v1/models/{PLUS}", key=key)
         _, key_seen = await hearth.command("keys", "show", key[3:15], "--json")
-        if (
-            not ok
-            or seen.get("description") != text
-            or json.loads(key_seen)["effective_limits"]["requests_per_minute"] != limit
-        ):
+        effective = json.loads(key_seen)["effective_limits"]["requests_per_minute"]
+        if code not in {0, 200} or (seen.get("description"), effective) != (text, limit):
             self.judge.break_("reload", f"no effect: {code} {said}, {seen}, {key_seen}")
         await hearth.ask("POST", f"/v1/admin/keys/{key[3:15]}/revoke")
 
@@ -369,41 +325,29 @@ class Faults:
         else:
             key = await hearth.make_key("soak", "standard")
         public_id = key[3:15]
-        await self._expect(key, "GET", "/v1/models", 200)
+        await self._expect(key, "/v1/models", 200)
         if by_command:
             await hearth.command("keys", "update", public_id, "--scope", "models")
         else:
             await hearth.ask("PATCH", f"/v1/admin/keys/{public_id}", {"scopes": ["models"]})
-        await self._expect(key, "GET", "/v1/audio/voices", 403)
+        await self._expect(key, "/v1/audio/voices", 403)
         if by_command:
             await hearth.command("keys", "revoke", public_id)
         else:
             await hearth.ask("POST", f"/v1/admin/keys/{public_id}/revoke")
-        await self._expect(key, "GET", "/v1/models", 401, at_once=not by_command)
+        await self._expect(key, "/v1/models", 401, at_once=not by_command)
         await asyncio.sleep(_KEY_SECONDS)
-        await self._expect(key, "GET", "/v1/models", 401, at_once=True)
+        await self._expect(key, "/v1/models", 401, at_once=True)
 
-    async def _expect(self, key: str, method: str, path: str, status: int, *, at_once: bool = False) -> None:
+    async def _expect(self, key: str, path: str, status: int, *, at_once: bool = False) -> None:
         """Ask until the key gets this status. Nothing is asked that would count as usage: the ledger would lack it."""
         deadline = time.monotonic() + _KEY_SECONDS
         while True:
             asked = time.monotonic()
-            found, _ = await self.hearth.ask(method, path, None, key)
+            found, _ = await self.hearth.ask("GET", path, key=key)
             if found == status:
                 return
             if at_once or asked > deadline:
-                self.judge.break_("keys", f"key {key[3:15]}: {method} {path} is {found}, not {status}")
+                self.judge.break_("keys", f"key {key[3:15]}: GET {path} is {found}, not {status}")
                 return
             await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _ends(process: psutil.Process) -> bool:
-    """Whether it ends within a few seconds."""
-    deadline = time.monotonic() + _KEY_SECONDS
-    while time.monotonic() < deadline:
-        with suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                await asyncio.sleep(_POLL_SECONDS)
-                continue
-        return True
-    return False
