@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -43,7 +43,6 @@ class Batch(report.Benchmark):
     """Compare a batch with single requests, and interactive requests beside batches with those on an idle server."""
 
     items: Annotated[int, typer.Option(min=1, max=_MOST_ITEMS, help="Items of a batch.")] = 256
-    bad: Annotated[float, typer.Option(min=0, max=0.9, help="Which part of them must be refused.")] = 0.1
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=0.1, help="How long interactive requests are sent in a run.")] = 20.0
     max_tokens: report.MaxTokens = 64
@@ -56,7 +55,7 @@ class Batch(report.Benchmark):
                 await send(kind, -1)
             say("Measuring a batch against single requests:")
             case = f"{self.items} items, {len(self.bad_places())} bad"
-            joined = await report.in_turns(case, {BATCH: BATCH, SINGLE: SINGLE}, send, self.repeats, "wall_seconds")
+            joined = await report.in_turns(case, {BATCH: BATCH, SINGLE: SINGLE}, send, self.repeats, "items_per_second")
             say("Measuring interactive requests:")
             ask, targets = partial(self._interactive, server), {BUSY: BUSY, IDLE: IDLE}
             beside = await report.in_turns("interactive", targets, ask, self.repeats, "time_to_first_token_p99_ms")
@@ -71,11 +70,10 @@ class Batch(report.Benchmark):
         if kind == SINGLE:
             job = server.job(f"{repeat} {kind}", bodies, streams=good, requests=good)
         result, used = await server.measure(job)
-        tokens = sum(self.check(answer) for answer in result.answers) if kind == BATCH else result.tokens
+        for answer in result.answers if kind == BATCH else ():
+            self.check(answer)
         return {
-            "wall_seconds": result.wall_seconds,
             "items_per_second": good / result.wall_seconds,
-            "tokens_per_second": tokens / result.wall_seconds,
             "api_cpu_ms_per_item": used.api_cpu_seconds * 1000 / good,
             "engine_cpu_ms_per_item": used.engine_cpu_seconds * 1000 / good,
         }
@@ -83,20 +81,16 @@ class Batch(report.Benchmark):
     async def _interactive(self, server: Server, kind: str, repeat: int) -> report.Figures:
         """Send short streamed requests, if busy while batches run back to back. Raises `BenchError`."""
         label = f"{repeat} {kind} i"
-        bodies = [chat_body(server.model, _INTERACTIVE_TOKENS, text="What is the time?")]
         # The server is asked interactively before the batches come.
-        await server.measure(server.job(f"{label}l", bodies, moments=beats(_LEAD_SECONDS, _EVERY_SECONDS, repeat)))
-        at = beats(self.seconds, _EVERY_SECONDS, repeat)
+        await server.measure(_questions(server, f"{label}l", beats(_LEAD_SECONDS, _EVERY_SECONDS, repeat)))
         beside = self._batches(server, f"{label}b") if kind == BUSY else None
-        result, _ = await server.measure(server.job(label, bodies, moments=at, beside=beside))
-        batches = [self.check(answer) for answer in result.beside.answers] if result.beside else []
-        done = len(batches) * (self.items - len(self.bad_places()))
+        job = _questions(server, label, beats(self.seconds, _EVERY_SECONDS, repeat), beside=beside)
+        result, _ = await server.measure(job)
+        for answer in result.beside.answers if result.beside else ():
+            self.check(answer)
         return {
-            "requests": len(result.answers),
             **report.percentiles_ms("time_to_first_token", result.first_texts, 50, 99),
             **report.percentiles_ms("latency", result.latencies, 50, 99),
-            **report.percentiles_ms("sent_late", result.delays, 99),
-            "batch_items_per_second": done / result.wall_seconds if result.beside else None,
         }
 
     def _batches(self, server: Server, label: str, requests: int = 0) -> LoadJob:
@@ -104,9 +98,9 @@ class Batch(report.Benchmark):
         return server.job(label, [body], path=f"{_ENDPOINT}/batch", streams=1, requests=requests, keep_bodies=True)
 
     def bad_places(self) -> frozenset[int]:
-        """Return which items are the bad ones: the part `bad` of them, in random places that are always the same."""
+        """Return which items are the bad ones: a tenth of them, in random places that are always the same."""
         source = random.Random(self.items)  # noqa: S311  # repeatable on purpose
-        return frozenset(source.sample(range(self.items), round(self.items * self.bad)))
+        return frozenset(source.sample(range(self.items), round(self.items / 10)))
 
     def bodies(self, model: str) -> list[Any]:
         """Return the items. A good answer may have `max_tokens` tokens on average, half to one and a half."""
@@ -125,11 +119,8 @@ class Batch(report.Benchmark):
             bodies[place] |= _BAD[number % len(_BAD)]
         return bodies
 
-    def check(self, answer: Answer) -> int:
-        """Return how many tokens a batch's answer has.
-
-        Raises `BenchError` unless each item is answered in its place and exactly the bad ones failed.
-        """
+    def check(self, answer: Answer) -> None:
+        """Raise `BenchError` unless each item of a batch is answered in its place and exactly the bad ones failed."""
         responses = msgspec.json.decode(answer.body)["responses"]
         wrong = self.bad_places()
         if [response["index"] for response in responses] != [*range(self.items)]:
@@ -138,7 +129,6 @@ class Batch(report.Benchmark):
             if ("error" in response) != (place in wrong) or response["custom_id"] != f"item-{place}":
                 shown, due = msgspec.json.encode(response).decode(), "failed" if place in wrong else "not"
                 raise BenchError(f"item {place} of a batch should have {due}: {shown[:_SHOWN_CHARACTERS]}")
-        return sum(response["usage"]["completion_tokens"] for response in responses if "usage" in response)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,66 +183,46 @@ class Files(report.Benchmark):
             job = server.job(f"{repeat}", parts, path=f"{_ENDPOINT}/batch", streams=1, requests=len(parts))
             result, _ = await server.measure(job)
             seconds = result.wall_seconds
-        return {"wall_seconds": seconds, "lines_per_second": self.lines / seconds}
+        return {"lines_per_second": self.lines / seconds}
 
     async def _interactive(self, server: Server, every_seconds: float, kind: str, repeat: int) -> report.Figures:
-        bodies = [chat_body(server.model, _INTERACTIVE_TOKENS, text="What is the time?")]
-        job = server.job(f"{repeat} {kind} i", bodies, moments=beats(self.seconds, every_seconds, repeat, _JITTER))
-        if kind == IDLE:
-            result, _ = await server.measure(job)
-            done = None
-        else:
-            async with self._busy(server, repeat) as counted:
-                result, _ = await server.measure(job)
-                done = await counted()
+        """Send short streamed requests, if busy while a long file batch is at work."""
+        moments = beats(self.seconds, every_seconds, repeat, _JITTER)
+        async with self._busy(server, repeat) if kind == BUSY else nullcontext():
+            result, _ = await server.measure(_questions(server, f"{repeat} {kind} i", moments))
         return {
-            "requests": len(result.answers),
             **report.percentiles_ms("time_to_first_token", result.first_texts, 50, 95),
             **report.percentiles_ms("latency", result.latencies, 50, 95),
-            "lines_per_second": None if done is None else done / result.wall_seconds,
         }
 
     @asynccontextmanager
-    async def _busy(self, server: Server, repeat: int) -> AsyncIterator[Any]:
-        """Have a long file batch at work; what is given counts its lines since then."""
+    async def _busy(self, server: Server, repeat: int) -> AsyncIterator[None]:
         file = await asyncio.to_thread(_upload, server, self._lines(server.model, 50_000, f"{repeat} b"))
         batch = await _begin(server, file)
         while not batch["request_counts"]["completed"]:
             await asyncio.sleep(_POLL_SECONDS)
             batch = await _look(server, batch)
-        before = batch["request_counts"]["completed"]
-
-        async def counted() -> int:
-            return int((await _look(server, batch))["request_counts"]["completed"] - before)
-
         try:
-            yield counted
+            yield
         finally:
             await asyncio.to_thread(server.ask, f"/v1/batches/{batch['id']}/cancel", {"x": 1})
 
     def _lines(self, model: str, count: int, label: object) -> bytes:
-        return b"".join(
-            msgspec.json.encode(
-                {
-                    "custom_id": f"line-{number}",
-                    "method": "POST",
-                    "url": _ENDPOINT,
-                    "body": self._body(model, f"{label} {number}"),
-                }
-            )
-            + b"\n"
+        common = {"method": "POST", "url": _ENDPOINT}
+        return msgspec.json.Encoder().encode_lines(
+            common | {"custom_id": f"line-{number}", "body": self._body(model, f"{label} {number}")}
             for number in range(count)
         )
 
     def _body(self, model: str, label: str) -> dict[str, Any]:
-        content = f"{label}. {TEXT}".replace(NUMBER, "")
-        return {
-            "model": model,
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": self.max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        asked = {"role": "user", "content": f"{label}. {TEXT}"}
+        return {"model": model, "messages": [asked], "max_tokens": self.max_tokens, **_GREEDY}
+
+
+def _questions(server: Server, label: str, moments: list[float], **how: Any) -> LoadJob:
+    """Return a job of short streamed requests."""
+    bodies = [chat_body(server.model, _INTERACTIVE_TOKENS, text="What is the time?")]
+    return server.job(label, bodies, moments=moments, **how)
 
 
 def _upload(server: Server, content: bytes) -> str:

@@ -140,9 +140,6 @@ def answer_figures(result: LoadResult) -> report.Figures:
         **report.percentiles_ms("time_to_first_token", result.first_texts, 50, 95, 99),
         **report.percentiles_ms("inter_token_latency", result.gaps, 50, 95, 99),
         **report.percentiles_ms("latency", result.latencies, 50, 95, 99),
-        **report.percentiles_ms("sent_late", result.delays, 95),
-        "requests": len(result.answers),
-        "wall_seconds": result.wall_seconds,
     }
 
 
@@ -153,8 +150,6 @@ def vllm_figures(result: dict[str, Any]) -> report.Figures:
         "requests_per_second": result["request_throughput"],
         "tokens_per_second": result["output_throughput"],
         **{f"{name}_p{p}_ms": result[f"p{p}_{short}_ms"] for name, short in theirs.items() for p in (50, 95, 99)},
-        "requests": result["completed"],
-        "wall_seconds": result["duration"],
     }
 
 

@@ -17,6 +17,7 @@ ALONE, FAIR, FIRST_COME = "alone", "beside, fair", "beside, first come"
 MOST_TIMES_A_STEP = 2.0
 _QUEUE = 512
 _TOKENS_PER_ANSWER = 32  # of the neighbour
+_EVERY_SECONDS = 0.75  # from one of its questions to the next
 _REST_SECONDS = 2.0  # for what is left of a flood, which has disconnected
 _LONGEST_WAIT_SECONDS = 10.0  # of the neighbour; it counts as such
 # A clock that beats as evenly as the flood's rounds would meet each of them at the same place.
@@ -61,9 +62,6 @@ class Fair(report.Benchmark):
     cases: Annotated[Sequence[str], report.listed(report.words, f"Which floods: {', '.join(CASES)}. Default: all.")] = (
         tuple(CASES)
     )
-    every_seconds: Annotated[
-        float, typer.Option("--every", min=0.05, help="Seconds from one question to the next.")
-    ] = 0.75
     repeats: report.Repeats = 1
     seconds: Annotated[float, typer.Option(min=1, help="How long the neighbour asks in one run.")] = 10.0
     method = "flood: closed loop; neighbour: open loop; targets in turns, medians of the repeats"
@@ -118,27 +116,24 @@ class Fair(report.Benchmark):
         job = server.chat(
             f"{label} b" if flood else f"{label} c",
             _TOKENS_PER_ANSWER,
-            moments=beats(self.seconds, self.every_seconds, repeat, _JITTER),
-            leave_after_seconds=[_LONGEST_WAIT_SECONDS],
+            moments=beats(self.seconds, _EVERY_SECONDS, repeat, _JITTER),
+            leave_after_seconds=_LONGEST_WAIT_SECONDS,
             beside=flood(f"{label} a") if flood else None,
             lead_seconds=case.lead_seconds,
         )
         asking = asyncio.create_task(server.measure(job))
         await asyncio.sleep(case.lead_seconds if flood else 0)
         before, began = await server.counted(_STEPS, _TOKENS), time.perf_counter()
-        result, used = await asking
+        result, _ = await asking
         seconds = time.perf_counter() - began
         steps, tokens = (after - was for after, was in zip(await server.counted(_STEPS, _TOKENS), before, strict=True))
         await asyncio.sleep(_REST_SECONDS)
         beside = {
             "steps_of_an_answer_ms": _TOKENS_PER_ANSWER * seconds / steps * 1000 if steps else None,
             "all_tokens_per_second": tokens / seconds,
-            "api_cores": used.api_cpu_seconds / (seconds + case.lead_seconds),
-            "engine_cores": used.engine_cpu_seconds / (seconds + case.lead_seconds),
         }
         return {
-            "questions": len(result.answers),
-            **report.percentiles_ms("answer", result.latencies, 50, 95, 100),
+            **report.percentiles_ms("answer", result.latencies, 50, 95),
             **report.percentiles_ms("first_token", result.first_texts, 50, 95),
             **(beside if flood else dict.fromkeys(beside)),
         }

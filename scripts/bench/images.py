@@ -119,11 +119,8 @@ async def _measure(server: Server, job: LoadJob) -> report.Figures:
     return {
         "images_per_second": len(answers) / result.wall_seconds if alone else None,
         **report.percentiles_ms("latency", result.latencies, 50, 95),
-        **report.percentiles_ms("sent_late", result.delays, 95),
         "worker_cpu_seconds_per_image": used.engine_cpu_seconds / len(answers) if alone else None,
         "long_beside_per_second": None if beside is None else len(beside.answers) / result.wall_seconds,
-        "images": len(answers),
-        "wall_seconds": result.wall_seconds,
     }
 
 

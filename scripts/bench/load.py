@@ -29,9 +29,6 @@ import uvloop
 NUMBER = "#N#"  # in a body: replaced by the job's label and the request's number, so that no prompt is sent twice
 CHAT = "/v1/chat/completions"
 TEXT = "Write a few sentences about the weather, the garden and the people who meet there in the evening."
-_FIRST_CONNECTIONS = 32  # of an open loop
-_UNUSED_SECONDS = 5.0  # an opened connection is used by then or left: servers close those that ask nothing
-_CONNECTING = 64  # connections that are being opened: the server's backlog is no part of what is measured
 _LONGEST_SECONDS = 900.0
 _LONGEST_JOB_SECONDS = 3600.0
 _PAUSE_SECONDS = 0.05  # after a refusal
@@ -54,10 +51,9 @@ class LoadJob(msgspec.Struct, frozen=True):
     The keys are `key` and `more_keys`, in turns. Closed loop: `streams` connections, each of which sends its next
     request when its last is answered, until `requests` are sent or `seconds` are over; what is left then is aborted.
     Open loop: one request at each of `moments` (seconds from the start), whether earlier ones are answered or not.
-    `leave_after_seconds` says, like `bodies`, when the client of a request disconnects. A `strict` job ends with the
-    first answer that is no success.
-    With neither streams nor moments nothing is sent for `seconds`. `beside` is a closed loop that begins
-    `lead_seconds` earlier and is aborted at the end; of its answers those count that ended meanwhile.
+    A client disconnects after `leave_after_seconds`. A `strict` job ends with the first answer that is no success.
+    `beside` is a closed loop that begins `lead_seconds` earlier and is aborted at the end; of its answers those count
+    that ended meanwhile.
     """
 
     host: str
@@ -70,7 +66,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     requests: int = 0
     seconds: float = 0.0
     moments: list[float] = []
-    leave_after_seconds: list[float | None] = []
+    leave_after_seconds: float | None = None
     more_keys: list[str] = []
     strict: bool = True
     keep_bodies: bool = False
@@ -135,11 +131,6 @@ class LoadResult(msgspec.Struct):
         """Seconds between two texts of one stream."""
         return [after - before for answer in self.answers for before, after in pairwise(answer.text_times)]
 
-    @property
-    def delays(self) -> list[float]:
-        """How many seconds late each request was sent."""
-        return [answer.started - answer.asked for answer in self.answers]
-
 
 def chat_body(model: str, max_tokens: int, *, streamed: bool = True, text: str = TEXT) -> dict[str, Any]:
     """Return a request for an answer of exactly `max_tokens` tokens, with a prompt that is new each time."""
@@ -156,10 +147,8 @@ def chat_body(model: str, max_tokens: int, *, streamed: bool = True, text: str =
 
 def beats(seconds: float, every_seconds: float, seed: int, jitter: float = 1.0) -> list[float]:
     """Return one moment in each interval; `seed` decides where in its first part `jitter`."""
-    source = random.Random(seed)  # noqa: S311  # repeatable on purpose
-    return [
-        (number + jitter * source.random()) * every_seconds for number in range(max(1, round(seconds / every_seconds)))
-    ]
+    source, count = random.Random(seed), max(1, round(seconds / every_seconds))  # noqa: S311  # repeatable on purpose
+    return [(number + jitter * source.random()) * every_seconds for number in range(count)]
 
 
 class Connection(asyncio.Protocol):
@@ -170,12 +159,11 @@ class Connection(asyncio.Protocol):
     _start = 0.0
 
     def __init__(self) -> None:
-        self._unused_until: float | None = time.perf_counter() + _UNUSED_SECONDS
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def send(self, request: bytes, answer: Answer, start: float) -> None:
         """Send a request and put into `answer` what comes; times count from `start`."""
-        self._answer, self._start, self._unused_until = answer, start, None
+        self._answer, self._start = answer, start
         self._parser = httptools.HttpResponseParser(self)
         self._end = asyncio.get_running_loop().create_future()
         answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
@@ -189,11 +177,6 @@ class Connection(asyncio.Protocol):
             answer.finished = time.perf_counter() - start
             if answer.problem or not self._parser.should_keep_alive():
                 self.transport.abort()
-
-    def is_usable(self) -> bool:
-        """Whether it is open, and not about to be closed for having been silent."""
-        stale = self._unused_until is not None and time.perf_counter() > self._unused_until
-        return not stale and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -265,11 +248,8 @@ class Load:
         self.start = 0.0
 
     async def open(self) -> None:
-        """Open connections before the clock starts. Raises `BenchError`."""
-        connections = self._job.streams or min(len(self._job.moments), _FIRST_CONNECTIONS)
-        while len(self._idle) < connections:
-            opening = min(_CONNECTING, connections - len(self._idle))
-            self._idle += await asyncio.gather(*(self._open() for _ in range(opening)))
+        """Open the connections of streams before the clock starts. Raises `BenchError`."""
+        self._idle += await asyncio.gather(*(self._open() for _ in range(self._job.streams)))
 
     async def run(self) -> None:
         """Send everything. Raises `BenchError` for the first answer of a strict job that is no success."""
@@ -277,12 +257,10 @@ class Load:
         try:
             if self._job.moments:
                 await asyncio.gather(*(self._ask(number, moment) for number, moment in enumerate(self._job.moments)))
-            elif self._job.streams:
+            else:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._job.seconds or None):
                         await asyncio.gather(*(self._stream() for _ in range(self._job.streams)))
-            else:
-                await asyncio.sleep(self._job.seconds)
         finally:
             for connection in self._idle:
                 connection.transport.abort()
@@ -296,13 +274,12 @@ class Load:
     async def _ask(self, number: int, asked: float) -> Answer:
         if (early := asked - self._now()) > 0:
             await asyncio.sleep(early)
-        while self._idle and not self._idle[-1].is_usable():
-            self._idle.pop().transport.abort()
+        while self._idle and self._idle[-1].transport.is_closing():
+            self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._open()
         answer = Answer(number, asked, 0.0)
-        leaving = self._job.leave_after_seconds or [None]
         try:
-            async with asyncio.timeout(leaving[number % len(leaving)]):
+            async with asyncio.timeout(self._job.leave_after_seconds):
                 await connection.send(self._encode(number), answer, self.start)
         except TimeoutError:
             answer.left, answer.pieces = True, []

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import io
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -22,6 +21,8 @@ _SHOWN = 3
 _SHOWN_CHARACTERS = 300
 ALONE, BESIDE = "alone", "beside"
 BATCHES, CHATS = "batches", "chats"
+_EVERY_SECONDS = 0.5  # from one short chat to the next
+_SIDE_PIXELS = 6000
 _DIFFERENT = 12  # pictures; to make one takes a third of a second
 _SAMPLE_SECONDS = 0.2
 _TOKENS = 16
@@ -57,31 +58,26 @@ class Many(report.Benchmark):
 
 def outcome(result: LoadResult) -> report.Figures:
     """Put what became of the requests into figures; a few that went wrong are shown."""
-    stayed = [answer for answer in result.answers if not answer.left]
-    refused = [answer for answer in stayed if answer.refused]
-    wrong = [answer for answer in stayed if not answer.refused and answer.problem]
-    good = [answer for answer in stayed if not answer.problem]
+    refused = [answer for answer in result.answers if answer.refused]
+    wrong = [answer for answer in result.answers if not answer.refused and answer.problem]
+    good = [answer for answer in result.answers if not answer.problem]
     for answer in wrong[:_SHOWN]:
         say(f"  {answer.problem}")
     return {
         "answered": len(good),
         "refused": len(refused),
-        "left": len(result.answers) - len(stayed),
         "wrong": len(wrong),
         **report.percentiles_ms("answered", [answer.seconds for answer in good], 50, 99),
         **report.percentiles_ms("refused", [answer.seconds for answer in refused], 50, 99),
-        "wall_seconds": result.wall_seconds,
     }
 
 
 def level(pid: int) -> report.Figures:
-    """Return resident memory and open files of the server's processes. Raises `psutil.Error` when it has ended."""
-    api, engine = family(pid)
+    """Return resident memory and open files of the API process. Raises `psutil.Error` when it has ended."""
+    api, _ = family(pid)
     return {
         "api_rss_mib": sum(process.memory_info().rss for process in api) / 2**20,
-        "engine_rss_mib": sum(process.memory_info().rss for process in engine) / 2**20,
         "api_files": sum(process.num_fds() for process in api),
-        "engine_files": sum(process.num_fds() for process in engine),
     }
 
 
@@ -91,7 +87,7 @@ async def _settled(pid: int) -> report.Figures:
     while since < _RESTS_SECONDS and time.monotonic() < deadline:
         await asyncio.sleep(1)
         now = level(pid)
-        fell = any((now[name] or 0) < (lowest[name] or 0) for name in ("api_rss_mib", "api_files"))
+        fell = any((now[name] or 0) < (lowest[name] or 0) for name in now)
         since, lowest = (0, now) if fell else (since + 1, lowest)
     return level(pid)
 
@@ -101,25 +97,15 @@ class Pictures(report.Benchmark):
     """Measure memory and another key's short chats while one key sends pictures of many pixels."""
 
     model: report.Model = "service-pro"
-    cases: Annotated[
-        Sequence[str], report.listed(report.words, "batches: six of 60 pictures; chats: 30 of two. Default: both.")
-    ] = (BATCHES, CHATS)
-    megapixels: Annotated[float, typer.Option(min=0.01, help="Of each picture.")] = 36.0
-    every_seconds: Annotated[
-        float, typer.Option("--every", min=0.05, help="Seconds from one short chat to the next.")
-    ] = 0.5
     repeats: report.Repeats = 1
     seconds: Annotated[float, typer.Option(min=1, help="How long the short chats are sent in one run.")] = 30.0
     method = "pictures: closed loop; short chats: open loop; PSS of all processes, five times a second"
 
     async def measure(self) -> report.Report:
-        urls = [await asyncio.to_thread(_picture, self.megapixels, number) for number in range(_DIFFERENT)]
+        urls = [await asyncio.to_thread(_picture, number) for number in range(_DIFFERENT)]
         async with self.one_server() as (whole, server):
             (neighbour,) = await server.more_keys(1)
-            loads = {
-                BATCHES: partial(_batches, server, urls),
-                CHATS: partial(_chats, server, urls),
-            }
+            loads = {BATCHES: partial(_batches, server, urls), CHATS: partial(_chats, server, urls)}
             await server.measure(server.chat("warm", _TOKENS, streams=1, requests=3))
             await server.measure(_chats(server, urls, "warm", streams=1, requests=1))
             result, _ = await server.measure(
@@ -128,9 +114,9 @@ class Pictures(report.Benchmark):
             if b'"error"' in (said := result.answers[0].body.encode()):
                 raise BenchError(f"A batch of two pictures failed: {said[:_SHOWN_CHARACTERS].decode()}")
             rows = []
-            for case in self.cases:
+            for case, load in loads.items():
                 runs = {
-                    BESIDE: partial(self._run, server, neighbour, f"{case}b", loads[case]),
+                    BESIDE: partial(self._run, server, neighbour, f"{case}b", load),
                     ALONE: partial(self._run, server, neighbour, f"{case}a", None),
                 }
                 rows.append(
@@ -142,7 +128,7 @@ class Pictures(report.Benchmark):
     async def _run(self, server: Server, key: str, label: str, load: Any, repeat: int) -> report.Figures:
         await asyncio.sleep(_RESTS_SECONDS)
         idle = _pss_mib(server.pid)
-        moments = beats(self.seconds, self.every_seconds, repeat)
+        moments = beats(self.seconds, _EVERY_SECONDS, repeat)
         beside = load(f"{label}{repeat}p") if load else None
         job = server.chat(f"{label}{repeat}", _TOKENS, key=key, moments=moments, beside=beside, lead_seconds=1.0)
         levels = [idle]
@@ -158,12 +144,9 @@ class Pictures(report.Benchmark):
         finally:
             sampling.cancel()
         return {
-            "idle_mib": idle,
-            "peak_mib": max(levels),
             "above_idle_mib": max(levels) - idle,
-            "chats": len(result.answers),
             "answered_beside": len(result.beside.answers) if result.beside else None,
-            **report.percentiles_ms("answer", result.latencies, 50, 95, 100),
+            **report.percentiles_ms("answer", result.latencies, 50, 95),
             **report.percentiles_ms("first_token", result.first_texts, 50, 95),
         }
 
@@ -172,9 +155,9 @@ def _pss_mib(pid: int) -> float:
     return sum(map(pss_bytes, family(pid))) / 2**20
 
 
-def _picture(megapixels: float, number: int) -> str:
-    side, file = round((megapixels * 1e6) ** 0.5), io.BytesIO()
-    Image.new("RGB", (side, side), (number, 80, 200 - number)).save(file, "png")
+def _picture(number: int) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (_SIDE_PIXELS, _SIDE_PIXELS), (number, 80, 200 - number)).save(file, "png")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 

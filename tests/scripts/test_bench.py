@@ -147,16 +147,15 @@ async def test_an_open_loop_sends_at_its_moments_beside_a_closed_loop_that_is_ab
 
 async def test_clients_may_disconnect_and_a_closed_loop_ends_after_its_seconds():
     async with answering(STREAM[:-5]) as server:  # its end never comes
-        result = await run_load(job(server, streams=3, seconds=0.3, leave_after_seconds=[0.05], strict=False))
-    figures = outcome(result)
-    assert figures["left"]
-    assert (figures["answered"], figures["wrong"]) == (0, 0)
+        result = await run_load(job(server, streams=3, seconds=0.3, leave_after_seconds=0.05, strict=False))
+    assert result.answers
+    assert all(answer.left for answer in result.answers)
     assert result.wall_seconds == pytest.approx(0.3, abs=0.25)
 
 
 async def test_a_connection_whose_client_left_is_not_used_again():
     async with answering(STREAM[:-5]) as server:
-        leaving = job(server, streams=1, requests=4, leave_after_seconds=[0.05, 0.06], strict=False)
+        leaving = job(server, streams=1, requests=4, leave_after_seconds=0.05, strict=False)
         assert [answer.left for answer in (await run_load(leaving)).answers] == [True] * 4
     assert server.connections == 4
 
@@ -182,7 +181,6 @@ def test_the_figures_of_a_run_have_the_units_that_their_names_say():
         "time_to_first_token_p50_ms": 500.0,
         "inter_token_latency_p50_ms": 150.0,
         "latency_p99_ms": 1000.0,
-        "sent_late_p95_ms": 100.0,
         "api_cpu_seconds_per_1000_tokens": 50.0,
         "engine_cpu_seconds_per_1000_tokens": 100.0,
         "api_pss_mib": 1.0,
@@ -280,7 +278,7 @@ def test_moments_are_the_same_for_every_target_and_have_the_rate_asked_for():
 
 
 def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_answer_is_checked():
-    batch = Batch(items=20, bad=0.1)
+    batch = Batch(items=20)
     bad = batch.bad_places()
     bodies = batch.bodies("m")
     assert len(bad) == 2
@@ -291,7 +289,7 @@ def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_
         for place in range(20)
     ]
     answer = Answer(0, 0.0, 0.0, body=json.dumps({"responses": responses}))
-    assert batch.check(answer) == 54
+    batch.check(answer)
     responses[min(bad)].pop("error")
     answer.body = json.dumps({"responses": responses})
     with pytest.raises(BenchError, match="should have failed"):
