@@ -13,6 +13,7 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,6 @@ import random
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,18 +42,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 # One or two of each kind: the rest of cosmic-ray's operators make changes that any test notices.
+_ARITHMETIC = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul"
+_BITS = "LShift_RShift RShift_LShift BitOr_BitAnd BitAnd_BitOr"
+_COMPARISONS = "Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt"
 OPERATORS = [
-    *(
-        "ReplaceBinaryOperator_" + pair
-        for pair in ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul")
-    ),
-    *(
-        "ReplaceBinaryOperator_" + pair
-        for pair in ("Pow_Mul", "LShift_RShift", "RShift_LShift", "BitOr_BitAnd", "BitAnd_BitOr")
-    ),
-    *("ReplaceComparisonOperator_" + pair for pair in ("Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is")),
-    *("ReplaceComparisonOperator_" + pair for pair in ("Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt")),
-    *("ReplaceComparisonOperator_" + pair for pair in ("Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt")),
+    *(f"ReplaceBinaryOperator_{pair}" for pair in f"{_ARITHMETIC} {_BITS}".split()),
+    *(f"ReplaceComparisonOperator_{pair}" for pair in _COMPARISONS.split()),
     *("ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not", "AddNot"),
     *("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
     *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"),
@@ -61,10 +55,9 @@ OPERATORS = [
 ]
 OURS = ("engine", "server", "tests")
 WANTED_PERCENT = 95.0
-LEAST_SECONDS = 10.0
+LEAST_SECONDS = 10.0  # of processor time
 TIMES_AS_LONG = 5.0
-HANGS_AFTER_SECONDS = 30  # one test: so that what waits for ever does not take a target's whole time
-POLL_SECONDS = 0.01
+HANGS_AFTER_SECONDS = 30  # one test that waits for ever
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 
 
@@ -84,7 +77,6 @@ class Target:
 @dataclass(frozen=True)
 class Mutant:
     target: Target
-    operator: str
     line: int
     was: str
     becomes: str
@@ -106,9 +98,9 @@ def main() -> int:
         sys.exit(f"{asked.config} lists changes as equivalent that are not made (any more); take them out: {gone}")
     mutants = [one for one in mutants if (one.target.file, one.was, one.becomes) not in equivalent]
     if asked.sample:
-        mutants = random.Random(asked.seed).sample(mutants, min(asked.sample, len(mutants)))  # noqa: S311
+        mutants = random.Random(0).sample(mutants, min(asked.sample, len(mutants)))  # noqa: S311
     limits = {target.file: time_limit(target) for target in targets if any(one.target == target for one in mutants)}
-    outcomes = run_all(mutants, limits, asked.jobs)
+    outcomes = run_all(mutants, limits)
     return report(mutants, outcomes, len(equivalent & there), asked.json)
 
 
@@ -116,10 +108,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/test mutants", description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="only targets with this in their path, like eviction")
     parser.add_argument("--sample", type=int, metavar="N", help="try N of the changes, drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all outcomes as JSON")
     parser.add_argument("--config", default="tests/mutants.yaml", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -139,7 +127,7 @@ def mutants_of(target: Target) -> Iterator[Mutant]:
             with contextlib.suppress(SyntaxError):  # `**` of a call is no operator
                 if meant(changed) != meaning:
                     was, becomes, line = difference(lines, changed.splitlines())
-                    yield Mutant(target, name, line, was, becomes, changed)
+                    yield Mutant(target, line, was, becomes, changed)
 
 
 def is_left_out(node: NodeOrLeaf, number: int) -> bool:
@@ -177,13 +165,11 @@ class _Meaning(ast.NodeTransformer):
         node.annotation = ast.Constant(None)
         return self.generic_visit(node)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         node.returns = None
         return self.generic_visit(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815  # as ast names it
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         node.decorator_list = []
@@ -206,11 +192,8 @@ def meant(source: str) -> str:
 
 def difference(before: list[str], after: list[str]) -> tuple[str, str, int]:
     """Return what changed, as it was and as it becomes, and the number of its first line."""
-    codes = [
-        code
-        for code in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-        if code[0] != "equal"
-    ]
+    matched = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    codes = [code for code in matched if code[0] != "equal"]
     (_, start, _, begin, _), (*_, stop, _, end) = codes[0], codes[-1]
     was, becomes = (" ".join(line.strip() for line in lines) for lines in (before[start:stop], after[begin:end]))
     return was, becomes, start + 1
@@ -236,14 +219,8 @@ def run_tests(target: Target) -> int:
     profile = hypothesis.settings(database=None, derandomize=True, phases=phases)
     hypothesis.settings.register_profile("mutants", profile)
     hypothesis.settings.load_profile("mutants")
-    return int(
-        pytest.main(
-            [
-                *("-x", "-q", "--assert=plain", "-p", "no:cacheprovider", f"--timeout={HANGS_AFTER_SECONDS}"),
-                *("-m", "not engine and not rounds", *target.tests),
-            ]
-        )
-    )
+    options = ("-x", "-q", "--assert=plain", "-p", "no:cacheprovider", f"--timeout={HANGS_AFTER_SECONDS}")
+    return int(pytest.main([*options, "-m", "not engine and not rounds", *target.tests]))
 
 
 def forked(work: Callable[[], int], output: IO[bytes]) -> int:
@@ -265,38 +242,31 @@ def forked(work: Callable[[], int], output: IO[bytes]) -> int:
 
 
 def time_limit(target: Target) -> float:
-    """Run a target's tests on its code as it is, import the libraries used, and return how long a mutant may take."""
+    """Run a target's tests on its code as it is, import the libraries used, and return a mutant's processor time."""
     with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as libraries:
 
         def clean() -> int:
             status = run_tests(target)
             ours = tuple(str(Path(folder).resolve()) for folder in OURS)
-            files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-            found = [
-                name
-                for name, file in files.items()
-                if file and file.startswith(sys.prefix) and not file.startswith(ours)
-            ]
+            files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+            found = [name for name, file in files.items() if file.startswith(sys.prefix) and not file.startswith(ours)]
             Path(libraries.name).write_text("\n".join(found))
             return status
 
-        began = time.monotonic()
-        status = os.waitstatus_to_exitcode(os.waitpid(forked(clean, output), 0)[1])
+        _, status, used = os.wait4(forked(clean, output), 0)
         if status:
             output.seek(0)
             sys.exit(f"The tests of {target.file} fail as they are; mend them first.\n{output.read().decode()}")
-        seconds = time.monotonic() - began
         for name in Path(libraries.name).read_text().splitlines():
             if name not in sys.modules:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
-    return max(LEAST_SECONDS, TIMES_AS_LONG * seconds)
+    return max(LEAST_SECONDS, TIMES_AS_LONG * (used.ru_utime + used.ru_stime))
 
 
-def run_all(mutants: Sequence[Mutant], limits: Mapping[str, float], jobs: int) -> list[str]:
-    """Return the outcome of each mutant."""
-    outcomes = [""] * len(mutants)
-    running: dict[int, tuple[int, float]] = {}
+def run_all(mutants: Sequence[Mutant], limits: Mapping[str, float]) -> list[str]:
+    """Return the outcome of each mutant, of as many at a time as there are cores."""
+    outcomes, waiting, running = [""] * len(mutants), iter(enumerate(mutants)), dict[int, int]()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[survived]} survived"), TimeRemainingColumn())
     # Drawn by this thread: a fork copies no other.
     with (
@@ -304,50 +274,27 @@ def run_all(mutants: Sequence[Mutant], limits: Mapping[str, float], jobs: int) -
         Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar,
     ):
         task = bar.add_task("", total=len(mutants), survived=0)
-        waiting = iter(range(len(mutants)))
         try:
             while True:
-                while len(running) < jobs and (index := next(waiting, None)) is not None:
-                    mutant = mutants[index]
-                    pid = forked(partial(tried, mutant), silence)
-                    running[pid] = index, time.monotonic() + limits[mutant.target.file]
+                for index, mutant in itertools.islice(waiting, (os.cpu_count() or 1) - len(running)):
+                    running[forked(partial(tried, mutant, limits[mutant.target.file]), silence)] = index
                 if not running:
                     return outcomes
-                time.sleep(POLL_SECONDS)
-                for pid, (index, deadline) in list(running.items()):
-                    outcome = outcome_of(pid, deadline)
-                    if outcome:
-                        outcomes[index] = outcome
-                        del running[pid]
-                        if outcome == SURVIVED:
-                            mutant = mutants[index]
-                            where = f"{mutant.target.file}:{mutant.line}"
-                            bar.console.print(f"{where}: {escape(mutant.was)} -> {escape(mutant.becomes)}")
-                        bar.update(task, advance=1, survived=outcomes.count(SURVIVED), refresh=True)
+                pid, status = os.wait()
+                with contextlib.suppress(ProcessLookupError):  # what a test has started, too
+                    os.killpg(pid, signal.SIGKILL)
+                late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+                outcomes[running.pop(pid)] = TIMED_OUT if late else KILLED if status else SURVIVED
+                bar.update(task, advance=1, survived=outcomes.count(SURVIVED), refresh=True)
         finally:
             for pid in running:
                 os.killpg(pid, signal.SIGKILL)
 
 
-def tried(mutant: Mutant) -> int:
+def tried(mutant: Mutant, limit_seconds: float) -> int:
+    signal.setitimer(signal.ITIMER_PROF, limit_seconds)  # its signal ends this process
     sys.meta_path.insert(0, Changed(mutant))
     return run_tests(mutant.target)
-
-
-def outcome_of(pid: int, deadline: float) -> str | None:
-    """Return the outcome of a process that has ended, or has to."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    if ended:
-        outcome = SURVIVED if status == 0 else KILLED
-    elif time.monotonic() > deadline:
-        outcome = TIMED_OUT
-    else:
-        return None
-    with contextlib.suppress(ProcessLookupError):  # what a test has started, too
-        os.killpg(pid, signal.SIGKILL)
-    if not ended:
-        os.waitpid(pid, 0)
-    return outcome
 
 
 def report(mutants: Sequence[Mutant], outcomes: Sequence[str], equivalent: int, file: Path | None) -> int:
@@ -371,19 +318,10 @@ def report(mutants: Sequence[Mutant], outcomes: Sequence[str], equivalent: int, 
     )
     if file is not None:
         rows = [
-            {
-                "file": mutant.target.file,
-                "line": mutant.line,
-                "was": mutant.was,
-                "becomes": mutant.becomes,
-                "operator": mutant.operator,
-                "outcome": outcome,
-            }
-            for mutant, outcome in zip(mutants, outcomes, strict=True)
+            {"file": one.target.file, "line": one.line, "was": one.was, "becomes": one.becomes, "outcome": outcome}
+            for one, outcome in zip(mutants, outcomes, strict=True)
         ]
-        file.write_text(
-            json.dumps({"percent": percent, "equivalent": equivalent, "mutants": rows}, indent=1), encoding="utf-8"
-        )
+        file.write_text(json.dumps({"mutants": rows}, indent=1), encoding="utf-8")
     return int(math.floor(percent * 10) / 10 < WANTED_PERCENT)
 
 
