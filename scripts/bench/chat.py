@@ -32,7 +32,6 @@ class Chat(report.Benchmark):
         listed(words, "What to compare with: serve, rust, the folder of another checkout, several, or none."),
     ] = (SERVE,)
     streams: Annotated[Sequence[int], listed(numbers, "Requests at the same time, one row each.")] = (1, 8, 32, 128)
-    kinds: Annotated[Sequence[str], listed(words, "streamed, plain or both.")] = ("streamed", "plain")
     load: Annotated[
         Literal["vllm", "light"] | None,
         typer.Option(help="What sends streamed requests: vllm bench serve, or our own (light), as for demo models."),
@@ -47,8 +46,8 @@ class Chat(report.Benchmark):
     method = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
 
     async def measure(self) -> report.Report:
-        if not self.streams or not set() < {*self.kinds} <= {"streamed", "plain"} or {HEARTH, ""} & {*self.against}:
-            raise typer.BadParameter("--streams, --kinds or --against names nothing that can be measured.")
+        if not self.streams or {HEARTH, ""} & {*self.against}:
+            raise typer.BadParameter("--streams or --against names nothing that can be measured.")
         engine = {} if self.compiled is None else {"enforce_eager": not self.compiled}
         async with AsyncExitStack() as stack:
             place = stack.enter_context(self.workspace(engine=engine))
@@ -63,8 +62,8 @@ class Chat(report.Benchmark):
                 theirs = stack.enter_context(self.workspace(engine=engine, checkout=checkout))
                 starts[checkout.name] = partial(start_hearth, theirs)
             servers = await stack.enter_async_context(running(place, starts))
-            asks: dict[str, Ask] = dict.fromkeys(self.kinds, _ask)
-            if load == "vllm" and "streamed" in asks:
+            asks: dict[str, Ask] = {"streamed": _ask, "plain": _ask}
+            if load == "vllm":
                 generator = stack.enter_context(load_generator(place.environment, place.log("vllm"), run_vllm))
                 asks["streamed"] = partial(self._ask_by_vllm, generator, weights)
             rows = [await self._row(servers, ask, kind, n) for kind, ask in asks.items() for n in self.streams]

@@ -13,7 +13,6 @@ import typer
 import yaml
 from bench import report
 from bench.load import NUMBER, LoadJob
-from bench.report import listed, numbers
 from bench.servers import Server, Workspace, running, say, start_hearth
 
 from engine import demo
@@ -28,7 +27,7 @@ _ENGINE: dict[str, dict[str, Any]] = {
 _PATH = "/v1/images/generations"
 _FEWEST_IMAGES = 9
 _BODIES = 60
-_SHORT_LOAD = 0.3
+_LOADS, _SHORT_LOAD = (0.7, 1.5), 0.3  # what is asked for, as parts of what one by one can do
 _LONG_BESIDE = 2
 _LEAD_SECONDS = 2.0
 _REST_SECONDS = 2.0
@@ -39,18 +38,11 @@ class Images(report.Benchmark):
     """Compare images made one by one, joined as requests and as steps."""
 
     model: report.Model = "service-image"
-    sizes: Annotated[Sequence[int], listed(numbers, "Sizes; one set of rows each.")] = (256, 512)
-    loads: Annotated[Sequence[float], listed(numbers, "What is asked for, as parts of what one by one can do.")] = (
-        0.7,
-        1.5,
-    )
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=1, help="About how long one run takes.")] = 20.0
     method = "open loop, Poisson; targets in turns, medians of the repeats"
 
     async def measure(self) -> report.Report:
-        if not set(self.sizes) <= set(SIZES):
-            raise typer.BadParameter(f"{self.sizes} are not all of {SIZES}", param_hint="--sizes")
         with ExitStack() as stack:
             places = {way: stack.enter_context(self.workspace(engine=engine)) for way, engine in _ENGINE.items()}
             for place in places.values():
@@ -60,9 +52,9 @@ class Images(report.Benchmark):
             async with running(places[STEPS], starts) as servers:
                 loaded: list[report.Row] = []
                 short: list[report.Row] = []
-                for size in self.sizes:
+                for size in (256, 512):
                     speed, row = await _speed(servers, size), partial(self._row, servers, size)
-                    loaded += [await row(f"load {part:g}", part * speed) for part in self.loads]
+                    loaded += [await row(f"load {part:g}", part * speed) for part in _LOADS]
                     short += [await row("short beside long", _SHORT_LOAD * speed, beside_long=True)]
         whole.tables = [("Images", loaded), ("Short images beside long ones", short)]
         return whole
@@ -73,11 +65,8 @@ class Images(report.Benchmark):
         """Measure mixed images, `rate` a second; or only short ones, on servers that always make long ones."""
 
         async def measure(server: Server, repeat: int) -> report.Figures:
-            how: dict[str, Any] = {
-                "moments": poisson(
-                    rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=repeat + 1000 * beside_long
-                )
-            }
+            count = max(_FEWEST_IMAGES, round(rate * self.seconds))
+            how: dict[str, Any] = {"moments": poisson(rate, count, seed=repeat + 1000 * beside_long)}
             if beside_long:
                 long = image_job(server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
                 how |= {"qualities": ("standard",), "beside": long, "lead_seconds": _LEAD_SECONDS}
@@ -114,13 +103,11 @@ async def _measure(server: Server, job: LoadJob) -> report.Figures:
     """Do a run. Beside long images the arrivals set the speed, and the CPU is that of both."""
     result, used = await server.measure(job)
     await asyncio.sleep(_REST_SECONDS)
-    answers, beside = result.answers, result.beside
-    alone = beside is None
+    answers, alone = result.answers, result.beside is None
     return {
         "images_per_second": len(answers) / result.wall_seconds if alone else None,
         **report.percentiles_ms("latency", result.latencies, 50, 95),
         "worker_cpu_seconds_per_image": used.engine_cpu_seconds / len(answers) if alone else None,
-        "long_beside_per_second": None if beside is None else len(beside.answers) / result.wall_seconds,
     }
 
 

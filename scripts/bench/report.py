@@ -24,8 +24,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from engine import load_config
-
 # Name with its unit -> value; None where the run has no such thing (a plain answer has no first token).
 Figures: TypeAlias = dict[str, float | None]
 
@@ -155,8 +153,6 @@ def conditions(place: Workspace) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(),
         "omp_num_threads": place.environment["OMP_NUM_THREADS"],
-        "models": {name: spec.engine.model_dump() for name, spec in load_config(place.models).models.items()},
-        "weights_dir": place.weights_dir if place.weights_dir.is_dir() else "none: demo models",
     }
 
 

@@ -13,7 +13,7 @@ from bench import report
 from bench.servers import Server, running, start_hearth
 
 OFF, TRACED, DOWN = "off", "collector", "collector down"
-_TOKENS = 64
+_STREAMS, _TOKENS = 8, 64
 _NOWHERE = "http://127.0.0.1:9"  # the port of discard, where nothing listens
 
 
@@ -21,7 +21,6 @@ _NOWHERE = "http://127.0.0.1:9"  # the port of discard, where nothing listens
 class Tracing(report.Benchmark):
     """Measure the processor time of the API process per request with every request traced, and with none."""
 
-    streams: Annotated[int, typer.Option(min=1, help="Streams at a time.")] = 8
     repeats: report.Repeats = 15
     seconds: Annotated[float, typer.Option(min=1, help="How long each run is.")] = 4.0
     method = "closed loop of streams of 64 tokens; three servers in turns; CPU of the API process, its threads included"
@@ -38,25 +37,17 @@ class Tracing(report.Benchmark):
             async with running(places[OFF], starts) as servers:
                 for server in servers.values():
                     await self._run(server, "warm")
-                # The first of a row is compared with each of the others.
-                runs = {name: partial(self._run, servers[name]) for name in (OFF, TRACED, DOWN)}
-                row = await report.in_turns(
-                    f"{self.streams} streams of {_TOKENS} tokens",
-                    runs,
-                    lambda run, repeat: run(str(repeat)),
-                    self.repeats,
-                    "api_cpu_ms_per_request",
-                )
+                case = f"{_STREAMS} streams of {_TOKENS} tokens"
+                row = await report.in_turns(case, servers, self._run, self.repeats, "api_cpu_ms_per_request")
         whole.tables = [("What tracing costs: ratios are of no tracing to tracing", [row])]
         return whole
 
-    async def _run(self, server: Server, label: str) -> report.Figures:
-        job = server.chat(label, _TOKENS, streams=self.streams, seconds=self.seconds)
+    async def _run(self, server: Server, label: object) -> report.Figures:
+        job = server.chat(str(label), _TOKENS, streams=_STREAMS, seconds=self.seconds)
         result, used = await server.measure(job)
         return {
             "api_cpu_ms_per_request": 1000 * used.api_cpu_seconds / len(result.answers),
             "requests_per_second": len(result.answers) / result.wall_seconds,
-            **report.percentiles_ms("first_token", result.first_texts, 50),
         }
 
 

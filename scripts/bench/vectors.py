@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from bench import report
 from bench.load import BenchError
 from bench.servers import HEARTH, Workspace, say
@@ -18,6 +17,7 @@ from engine import SETTLED, EmbeddingRequest, Engine, load_config
 from engine.stream import PoolingStream
 
 BARE = "bare encode"
+_TEXTS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,11 @@ class Vectors(report.Benchmark):
     """Measure texts per second of one request for embeddings, beside a bare loop over the engine's `encode`."""
 
     model: report.Model = "service-embedding"
-    inputs: Annotated[int, typer.Option(min=1, max=2048, help="Texts in the request.")] = 2048
     repeats: report.Repeats = 5
     method = "one request with all texts, tokenised each time; both on the same engine in this process, in turns"
 
     async def measure(self) -> report.Report:
-        texts = tuple(f"number {number} of a long list of short texts about an office" for number in range(self.inputs))
+        texts = tuple(f"number {number} of a long list of short texts about an office" for number in range(_TEXTS))
         with self.workspace() as place:
             whole = self.begin(place)
             os.environ["OMP_NUM_THREADS"] = place.environment["OMP_NUM_THREADS"]
@@ -41,7 +40,7 @@ class Vectors(report.Benchmark):
                 for way in ways.values():
                     await way("warm")
                 row = await report.in_turns(
-                    f"{self.inputs} texts", ways, lambda way, repeat: way(str(repeat)), self.repeats, "texts_per_second"
+                    f"{_TEXTS} texts", ways, lambda way, repeat: way(str(repeat)), self.repeats, "texts_per_second"
                 )
         whole.tables = [("Vectors", [row])]
         return whole

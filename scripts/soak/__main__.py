@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ import numpy as np
 import typer
 from bench.servers import say
 from soak.faults import Faults, Hearth
-from soak.invariants import INVARIANTS, Judge, Level, Outcome, UsageLedger, access_problems, grown, without_body
+from soak.invariants import INVARIANTS, Judge, Level, Outcome, UsageLedger, access_problems, grown
 from soak.traffic import Ask, asks
 
 _DEADLINE_SECONDS = 120.0  # an image takes 40 s while models load on two cores that others use, too
@@ -113,10 +113,7 @@ class Soak:
         body = ask.body if isinstance(ask.body, bytes) else json.dumps(ask.body).encode() if ask.body else b""
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                if leaves and body and dice.random() < 0.2:
-                    await self._leave_in_the_body(one, headers, body, dice)
-                else:
-                    await self._ask(session, one, headers, body, dice if leaves else None)
+                await self._ask(session, one, headers, body, dice if leaves else None)
         except TimeoutError:
             one.ending = "hung"
         except (aiohttp.ClientError, OSError):
@@ -125,7 +122,7 @@ class Soak:
         self.judge.judge(one)
         self.ledger.add(one)
         follow = ask.then(one.body) if ask.then and one.verdict == "complete" else None
-        self.outcomes.append(without_body(one))
+        self.outcomes.append(replace(one, body=b"", headers={}))
         self._unmatched.append(self.outcomes[-1])
         if follow is not None:
             await self._one(session, follow, -number)
@@ -139,37 +136,21 @@ class Soak:
         leaves: random.Random | None,
     ) -> None:
         """Read the whole answer; or leave before it, or in the middle of it."""
-        method = "POST" if body or one.ask.status == 405 else "GET"
-        waits = None if leaves is None else leaves.uniform(0, _LEAVES_SECONDS)
+        waits, url = None if leaves is None else leaves.uniform(0, _LEAVES_SECONDS), self.hearth.url + one.ask.path
         try:
             async with asyncio.timeout(waits) as patience:
-                async with session.request(
-                    method, self.hearth.url + one.ask.path, data=body or None, headers=headers
-                ) as answer:
+                asking = session.request("POST" if body else "GET", url, data=body or None, headers=headers)
+                async with asking as answer:
                     one.status, one.headers = answer.status, dict(answer.headers)
                     if leaves is not None and leaves.random() < 0.5:  # it stays for the beginning
                         patience.reschedule(asyncio.get_running_loop().time() + leaves.uniform(0, _LEAVES_SECONDS))
                     async for chunk in answer.content.iter_any():
-                        one.first = one.first or time.monotonic()
                         one.body += chunk
                 one.ending = "answered"
         except TimeoutError:
             if not patience.expired():
                 raise
             one.ending = "left"
-
-    async def _leave_in_the_body(self, one: Outcome, headers: dict[str, str], body: bytes, dice: random.Random) -> None:
-        """Send a part of the body, and close the connection a little later."""
-        lines = [f"POST {one.ask.path} HTTP/1.1", "Host: soak", f"Content-Length: {len(body)}"]
-        head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items())]) + "\r\n\r\n"
-        _, writer = await asyncio.open_connection("127.0.0.1", self.hearth.port)
-        try:
-            writer.write(head.encode() + body[: dice.randrange(len(body))])
-            await writer.drain()
-            await asyncio.sleep(dice.uniform(0, _LEAVES_SECONDS))
-        finally:
-            writer.transport.abort()
-        one.ending = "left"
 
     async def _trouble(self) -> None:
         """Make a fault every few minutes and change keys in between; pause and compare now and then."""
@@ -198,17 +179,13 @@ class Soak:
         deadline = time.monotonic() + _CALM_SECONDS
         while True:
             status = await self.hearth.status()
-            held = status and [
-                (one["id"], one["running"], one["waiting"])
-                for one in status["models"]
-                if one["running"] or one["waiting"]
-            ]
+            models = status["models"] if status else []
+            held = [(one["id"], one["running"], one["waiting"]) for one in models if one["running"] or one["waiting"]]
             if status and not held and status["requests_running"] == 1:
                 break
             if time.monotonic() > deadline:
-                self.judge.break_(
-                    "places", f"{held}, {status and status['requests_running']} requests, though nothing is sent"
-                )
+                running = status and status["requests_running"]
+                self.judge.break_("places", f"{held}, {running} requests, though nothing is sent")
                 break
             await asyncio.sleep(0.5)
         await asyncio.sleep(1)  # the access log is written a tenth of a second later
@@ -250,21 +227,12 @@ class Soak:
 
     async def _tell(self) -> None:
         """Say every minute how it goes."""
-        told = 0
         while True:
             await asyncio.sleep(60)
-            new, told = self.outcomes[told:], len(self.outcomes)
-            seconds = [one.ended - one.began for one in new if one.verdict == "complete"]
-            middle, late = np.percentile(seconds, [50, 95]) if seconds else (0, 0)
-            counts = ", ".join(
-                f"{count} {verdict}" for verdict, count in Counter(one.verdict for one in new).most_common()
-            )
-            api = next((level.mib for level in reversed(self.levels) if level.kind == "API"), 0)
-            minute = (time.monotonic() - self.began) / 60
-            say(
-                f"minute {minute:.0f}: {counts}; p50 {middle:.2f} s, p95 {late:.2f} s; {len(self.running)} under way;"
-                f" API {api:.0f} MiB; {sum(self.judge.broken.values())} broken"
-            )
+            counts = Counter(one.verdict for one in self.outcomes).most_common()
+            minute, broken = (time.monotonic() - self.began) / 60, sum(self.judge.broken.values())
+            outcomes = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+            say(f"minute {minute:.0f}: {outcomes}; {len(self.running)} under way; {broken} broken")
 
 
 def report(soak: Soak, settings: dict[str, Any]) -> dict[str, Any]:

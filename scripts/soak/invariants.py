@@ -5,7 +5,7 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from bench.servers import say
@@ -55,7 +55,7 @@ class Window:
 
 @dataclass
 class Outcome:
-    """What became of one request. `status` and `body` are None and empty where no answer began; `first` is a moment."""
+    """What became of one request. `status` and `body` are None and empty where no answer began."""
 
     ask: Ask
     key: str
@@ -63,13 +63,11 @@ class Outcome:
     began: float
     ending: Ending = "hung"
     ended: float = 0.0
-    first: float | None = None
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     limited: bool = False
     """Its key has a limit that it is meant to meet."""
-    left_at: str = ""
     verdict: str = ""
     used: Range | None = None
 
@@ -217,12 +215,11 @@ class Level:
     threads: int
 
 
-LEVELS = tuple(one.name for one in fields(Level))[3:]
 _SETTLING_PART = 0.25  # of the life of a process: caches fill
 _SHORTEST_LIFE_SECONDS = 300.0
 _JUDGED_HOURS = 0.5
 # An hour, of processes that live for minutes: caches still fill. Descriptors and threads go up and down with the load.
-_MOST_GROWTH = {"mib": 0.10, "descriptors": 0.10, "threads": 0.10}
+_MOST_GROWTH = 0.10
 _ERRORS = 3.0
 
 
@@ -235,9 +232,10 @@ class Growth:
     per_hour: float
     standard_error: float
 
-    def is_growth(self, most: float) -> bool:
-        """Whether it surely grows by more than this part of its mean an hour."""
-        return self.hours >= _JUDGED_HOURS and self.per_hour - _ERRORS * self.standard_error > most * self.mean
+    def is_growth(self) -> bool:
+        """Whether it surely grows by more than a part of its mean an hour."""
+        surely = self.per_hour - _ERRORS * self.standard_error
+        return self.hours >= _JUDGED_HOURS and surely > _MOST_GROWTH * self.mean
 
 
 def growth(levels: Sequence[Level], name: str) -> Growth | None:
@@ -269,42 +267,31 @@ def grown(levels: Sequence[Level]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return rows for the report, and what grows too much."""
     rows, wrong = [], []
     for kind in dict.fromkeys(level.kind for level in levels):
-        for name in LEVELS:
+        for name in ("mib", "descriptors", "threads"):
             found = growth([level for level in levels if level.kind == kind], name)
             if found is None:
                 continue
-            row = {
-                "process": kind,
-                "of": name,
-                **{one.name: round(getattr(found, one.name), 3) for one in fields(found)},
-            }
-            rows.append(row)
-            if found.is_growth(_MOST_GROWTH[name]):
+            rounded = {figure: round(value, 3) for figure, value in asdict(found).items()}
+            rows.append({"process": kind, "of": name, **rounded})
+            if found.is_growth():
                 wrong.append(f"{kind}: {name} {found.mean:.1f} grow by {found.per_hour:.1f} an hour")
     return rows, wrong
 
 
 def access_problems(lines: Iterable[Mapping[str, Any]], outcomes: Sequence[Outcome], judge: Judge) -> list[str]:
     """Compare new lines of the access log with the outcomes since the last time. Returns what does not agree."""
-    seen: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    seen: dict[str, list[int]] = defaultdict(list)
     for line in lines:
-        seen[line["request_id"]].append(line)
+        seen[line["request_id"]].append(line["status"])
     wrong = []
     for one in outcomes:
-        found, near = seen.get(one.request_id, []), judge.windows_of(one)
+        statuses, near = seen[one.request_id], judge.windows_of(one)
         unsure = one.ending != "answered" or any(window.closes != "nothing" for window in near)
-        statuses = [line["status"] for line in found]
-        what = f"{one.ask.kind} {one.request_id}, {one.verdict}: lines with the statuses {statuses}"
         if (
-            len(found) > 1
-            or (not found and not unsure)
-            or (found and one.ending == "answered" and statuses != [one.status])
-            or (found and statuses[0] >= 500 and (statuses[0] != 503 or not near))
+            len(statuses) > 1
+            or (not statuses and not unsure)
+            or (statuses and one.ending == "answered" and statuses != [one.status])
+            or (statuses and statuses[0] >= 500 and (statuses[0] != 503 or not near))
         ):
-            wrong.append(what)
+            wrong.append(f"{one.ask.kind} {one.request_id}, {one.verdict}: lines with the statuses {statuses}")
     return wrong
-
-
-def without_body(one: Outcome) -> Outcome:
-    """Return what is kept of an outcome."""
-    return replace(one, body=b"", headers={})

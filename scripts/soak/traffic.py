@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ _VOICES = {
     "tolosa": "Akkam jirtu?",
     "emma": "Good morning, all.",
 }
+_STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 _FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 _PCM_BYTES_PER_SECOND = 48_000
 _SECONDS_STEP = 0.011  # the usage of a stream of events has hundredths
@@ -81,7 +83,6 @@ class Ask:
     models: frozenset[str] = frozenset()
     book: str = ""
     most: Used = NOTHING
-    streamed: bool = False
     status: int = 200
     enhanced: bool = False
     """Only a key of the better tier may ask it."""
@@ -128,49 +129,41 @@ def tokens_of(usage: Mapping[str, Any]) -> Used:
 
 
 def _said(prompt: FixedPrompt, message: Mapping[str, Any], finish_reason: str | None) -> None:
-    calls = [
-        (one["function"]["name"], json.loads(one["function"]["arguments"])) for one in message.get("tool_calls") or []
-    ]
+    made = [one["function"] for one in message.get("tool_calls") or []]
+    calls = [(one["name"], json.loads(one["arguments"])) for one in made]
     if prompt.tool_calls is None:
-        require(
-            (message.get("content"), finish_reason) == (prompt.answer, "stop"), prompt.name, (message, finish_reason)
-        )
+        right = (message.get("content"), finish_reason) == (prompt.answer, "stop")
     else:
-        require((calls, finish_reason) == (prompt.tool_calls, "tool_calls"), prompt.name, (message, finish_reason))
+        right = (calls, finish_reason) == (prompt.tool_calls, "tool_calls")
+    require(right, prompt.name, (message, finish_reason))
 
 
-def _check_chat(prompt: FixedPrompt, n: int) -> Check:
-    def check(data: bytes) -> Range:
-        answer = json.loads(data)
-        require(len(answer["choices"]) == n, "not so many choices", len(answer["choices"]))
-        for choice in answer["choices"]:
-            _said(prompt, choice["message"], choice["finish_reason"])
-        return exactly(tokens_of(answer["usage"]))
-
-    return check
+def _check_chat(prompt: FixedPrompt, n: int, data: bytes) -> Range:
+    answer = json.loads(data)
+    require(len(answer["choices"]) == n, "not so many choices", len(answer["choices"]))
+    for choice in answer["choices"]:
+        _said(prompt, choice["message"], choice["finish_reason"])
+    return exactly(tokens_of(answer["usage"]))
 
 
-def _check_chat_stream(prompt: FixedPrompt, n: int) -> Check:
-    def check(data: bytes) -> Range:
-        found = events(data)
-        require(found and found[-1] is None, "no [DONE]", data[-200:])
-        require(len({(one["id"], one["created"]) for one in found[:-1]}) == 1, "several ids in a stream")
-        texts, ends = [""] * n, [None] * n
-        calls: list[dict[int, dict[str, Any]]] = [{} for _ in range(n)]
-        for choice in (choice for one in found[:-1] for choice in one["choices"]):
-            place = choice["index"]
-            require(ends[place] is None, "something comes after the end of a choice", choice)
-            texts[place] += choice["delta"].get("content") or ""
-            for piece in choice["delta"].get("tool_calls") or ():
-                call = calls[place].setdefault(piece["index"], {"name": "", "arguments": ""})
-                for name in call:
-                    call[name] += piece["function"].get(name) or ""
-            ends[place] = choice["finish_reason"]
-        for text, made, end in zip(texts, calls, ends, strict=True):
-            _said(prompt, {"content": text, "tool_calls": [{"function": one} for one in made.values()]}, end)
-        return exactly(tokens_of(found[-2]["usage"]))
-
-    return check
+def _check_chat_stream(prompt: FixedPrompt, n: int, data: bytes) -> Range:
+    found = events(data)
+    require(found and found[-1] is None, "no [DONE]", data[-200:])
+    require(len({(one["id"], one["created"]) for one in found[:-1]}) == 1, "several ids in a stream")
+    texts, ends = [""] * n, [None] * n
+    calls: list[dict[int, dict[str, Any]]] = [{} for _ in range(n)]
+    for choice in (choice for one in found[:-1] for choice in one["choices"]):
+        place = choice["index"]
+        require(ends[place] is None, "something comes after the end of a choice", choice)
+        texts[place] += choice["delta"].get("content") or ""
+        for piece in choice["delta"].get("tool_calls") or ():
+            call = calls[place].setdefault(piece["index"], {"name": "", "arguments": ""})
+            for name in call:
+                call[name] += piece["function"].get(name) or ""
+        ends[place] = choice["finish_reason"]
+    for text, made, end in zip(texts, calls, ends, strict=True):
+        _said(prompt, {"content": text, "tool_calls": [{"function": one} for one in made.values()]}, end)
+    return exactly(tokens_of(found[-2]["usage"]))
 
 
 def _chat_body(prompt: FixedPrompt, model: str, **more: Any) -> dict[str, Any]:
@@ -179,20 +172,18 @@ def _chat_body(prompt: FixedPrompt, model: str, **more: Any) -> dict[str, Any]:
 
 
 def _chat(kind: str, prompt: FixedPrompt, model: str, *, streamed: bool, n: int = 1) -> Ask:
-    more = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
-    body = _chat_body(prompt, model, n=n, max_tokens=_ANSWER_TOKENS, **more)
-    check = _check_chat_stream(prompt, n) if streamed else _check_chat(prompt, n)
-    return _generating(kind, "/v1/chat/completions", body, check, model, streamed=streamed, n=n)
+    body = _chat_body(prompt, model, n=n, max_tokens=_ANSWER_TOKENS, **(_STREAMED if streamed else {}))
+    check = partial(_check_chat_stream if streamed else _check_chat, prompt, n)
+    return _generating(kind, "/v1/chat/completions", body, check, model, n=n)
 
 
 def _generating(  # noqa: PLR0913  # the request's parts
-    kind: str, path: str, body: dict[str, Any], check: Check, model: str, *, streamed: bool = False, n: int = 1
+    kind: str, path: str, body: dict[str, Any], check: Check, model: str, *, n: int = 1
 ) -> Ask:
     pictures = json.dumps(body).count('image_url":')
     prompt = len(json.dumps(body, ensure_ascii=False).encode()) + pictures * _PICTURE_TOKENS
     most = Used(1, prompt, n * _ANSWER_TOKENS, prompt)
-    better = model == PRO
-    return Ask(kind, path, check, body, frozenset({model}), "chat", most, streamed, enhanced=better)
+    return Ask(kind, path, check, body, frozenset({model}), "chat", most, enhanced=model == PRO)
 
 
 def chat(source: random.Random) -> Ask:
@@ -238,8 +229,8 @@ def schema(source: random.Random) -> Ask:
 
 def completions(source: random.Random) -> Ask:
     streamed, n = source.random() < 0.5, source.randint(1, 3)
-    more = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
-    body = {"model": PLUS, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "n": n, **more}
+    body = {"model": PLUS, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "n": n}
+    body |= _STREAMED if streamed else {}
 
     def check(data: bytes) -> Range:
         found = events(data) if streamed else [json.loads(data), None]
@@ -250,7 +241,7 @@ def completions(source: random.Random) -> Ask:
         require(all("Paris" in text for text in texts), "another text", texts)
         return exactly(tokens_of(found[-2]["usage"]))
 
-    return _generating("completions", "/v1/completions", body, check, PLUS, streamed=streamed, n=n)
+    return _generating("completions", "/v1/completions", body, check, PLUS, n=n)
 
 
 def responses(source: random.Random) -> Ask:
@@ -269,28 +260,19 @@ def responses(source: random.Random) -> Ask:
             require("".join(deltas) == text, "the deltas are another text")
         return exactly(tokens_of(last["response"]["usage"]))
 
-    return _generating("responses", "/v1/responses", body, check, PLUS, streamed=streamed, n=4)
+    return _generating("responses", "/v1/responses", body, check, PLUS, n=4)
 
 
 def messages(source: random.Random) -> Ask:
     streamed = source.random() < 0.5
     prompt = source.choice([one for one in _TEXTS if one.messages[0]["role"] == "user"])
-    body = {
-        "model": PLUS,
-        "max_tokens": _ANSWER_TOKENS,
-        "messages": prompt.messages,
-        "temperature": 0,
-        "stream": streamed,
-    }
+    body = _chat_body(prompt, PLUS, max_tokens=_ANSWER_TOKENS, stream=streamed)
 
     def check(data: bytes) -> Range:
         if not streamed:
             answer = json.loads(data)
-            require(
-                (answer["content"][0]["text"], answer["stop_reason"]) == (prompt.answer, "end_turn"),
-                prompt.name,
-                answer,
-            )
+            said = (answer["content"][0]["text"], answer["stop_reason"])
+            require(said == (prompt.answer, "end_turn"), prompt.name, answer)
             return exactly(tokens_of(answer["usage"]))
         found = events(data)
         require(found[-1]["type"] == "message_stop", "the last event is another", found[-1])
@@ -298,7 +280,7 @@ def messages(source: random.Random) -> Ask:
         require(text == prompt.answer, prompt.name, text)
         return exactly(tokens_of(found[-2]["usage"]))
 
-    return _generating("messages", "/v1/messages", body, check, PLUS, streamed=streamed)
+    return _generating("messages", "/v1/messages", body, check, PLUS)
 
 
 def count_tokens(source: random.Random) -> Ask:
@@ -376,17 +358,8 @@ def images(source: random.Random) -> Ask:
         path = re.sub(r"^https?://[^/]+", "", image_of(data)["url"])
         return Ask("image link", path, fetched, without_key=True)
 
-    return Ask(
-        "images streamed" if streamed else "images",
-        "/v1/images/generations",
-        check,
-        body,
-        frozenset({IMAGE}),
-        "images",
-        Used(images=1),
-        streamed,
-        then=link if as_link else None,
-    )
+    kind, then = "images streamed" if streamed else "images", link if as_link else None
+    return Ask(kind, "/v1/images/generations", check, body, frozenset({IMAGE}), "images", Used(images=1), then=then)
 
 
 _spoken: dict[str, float] = {}  # seconds of each voice's text
@@ -406,14 +379,14 @@ def speech(source: random.Random) -> Ask:
             seconds = len(data) / _PCM_BYTES_PER_SECOND
         else:
             require(len(data) > 500, "no sound", len(data))
-            return replace(Used(), audio_seconds=0.1), replace(Used(), audio_seconds=30.0)
+            return Used(audio_seconds=0.1), Used(audio_seconds=30.0)
         known = _spoken.setdefault(voice, seconds)
         require(abs(known - seconds) <= 2 * _SECONDS_STEP, f"{voice} spoke for {known} s before and now for", seconds)
-        return tuple(Used(audio_seconds=seconds + step) for step in (-_SECONDS_STEP, _SECONDS_STEP))  # type: ignore[return-value]  # two
+        return Used(audio_seconds=seconds - _SECONDS_STEP), Used(audio_seconds=seconds + _SECONDS_STEP)
 
     kind = "speech as events" if by_event else "speech"
     most = Used(audio_seconds=30.0)
-    return Ask(kind, "/v1/audio/speech", check, body, frozenset({VOICE}), "audio", most, by_event)
+    return Ask(kind, "/v1/audio/speech", check, body, frozenset({VOICE}), "audio", most)
 
 
 def reading(source: random.Random) -> Ask:

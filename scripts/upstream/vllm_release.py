@@ -6,7 +6,6 @@ the functions that ours replace or call have other code than in the installed re
 
 import argparse
 import ast
-import json
 import subprocess
 import sys
 import tempfile
@@ -23,14 +22,10 @@ ROOT = Path(__file__).parents[2]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/check-vllm", description=__doc__)
     parser.add_argument("version", help="a release, like 0.33.0, or the path of a wheel")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hearth-check-vllm-") as folder:
         rows = findings(sources_of(asked.version, Path(folder)))
-    if asked.json:
-        print(json.dumps({"version": asked.version, "findings": rows}, indent=2))
-    else:
-        print(table(asked.version, rows))
+    print(table(asked.version, rows))
     return int(any(row["kind"] == "needed" and row["problem"] != CHANGED for row in rows))
 
 
