@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 from bench import report
-from bench.load import BenchError, LoadJob, LoadResult, Work, load_generator, run_vllm
+from bench.load import LoadJob, LoadResult, Work, load_generator, run_vllm
 from bench.report import listed, numbers, words
-from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, Workspace, running, say, start_hearth
+from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, running, say, start_hearth
 from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
 
 Ask: TypeAlias = Callable[[Server, LoadJob], Awaitable[report.Figures]]
@@ -55,9 +55,11 @@ class Chat(report.Benchmark):
             # A demo model is so fast that vllm bench serve would be measured with it.
             load = self.load or ("light" if is_demo else "vllm")
             whole = self.begin(place)
-            whole.settings |= {"load": load, "unequal": {}, "left_out": {}}
+            whole.settings["load"] = load
             starts: dict[str, Start] = {HEARTH: partial(start_hearth, place)}
-            starts |= self._vllm_starts(place, whole.settings)
+            for name in [one for one in (SERVE, RUST) if one in self.against]:
+                starts[name] = partial(start_vllm, place, rust_frontend() if name == RUST else None)
+                say("\n".join([f"What differs with {name}:", *(f"  - {one}" for one in unequal(rust=name == RUST))]))
             for checkout in [Path(name).resolve() for name in self.against if name not in {SERVE, RUST}]:  # noqa: ASYNC240
                 theirs = stack.enter_context(self.workspace(engine=engine, checkout=checkout))
                 starts[checkout.name] = partial(start_hearth, theirs)
@@ -69,20 +71,6 @@ class Chat(report.Benchmark):
             rows = [await self._row(servers, ask, kind, n) for kind, ask in asks.items() for n in self.streams]
         whole.tables = [("Chat", rows)]
         return whole
-
-    def _vllm_starts(self, place: Workspace, settings: dict[str, Any]) -> dict[str, Start]:
-        """Return what starts vLLM's servers; a Rust front end that cannot be had is noted in `settings`."""
-        starts: dict[str, Start] = {}
-        for name in [one for one in (SERVE, RUST) if one in self.against]:
-            try:
-                starts[name] = partial(start_vllm, place, rust_frontend() if name == RUST else None)
-            except BenchError as error:
-                settings["left_out"][name] = str(error)
-                say(f"{name} is left out: {error}")
-                continue
-            settings["unequal"][name] = unequal(rust=name == RUST)
-            say("\n".join([f"What differs with {name}:", *(f"  - {one}" for one in settings["unequal"][name])]))
-        return starts
 
     async def _row(self, servers: dict[str, Server], ask: Ask, kind: str, streams: int) -> report.Row:
         """Warm every server up, find out how many requests fill a run, and measure.

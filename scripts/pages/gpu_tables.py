@@ -3,25 +3,17 @@
 The machines are those of tests/engine/golden_plans; tests/scripts/test_gpu_tables.py keeps the page true.
 """
 
-from __future__ import annotations
-
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
+
+from engine.config import Config, load_config
+from engine.placement.hardware import Prefer, imagined
+from engine.placement.plan import plan
+from engine.placement.types import Placed, Plan
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from engine.config import Config, load_config  # noqa: E402  # the checkout comes first
-from engine.placement.hardware import Prefer, imagined  # noqa: E402
-from engine.placement.plan import plan  # noqa: E402
-from engine.placement.types import Plan  # noqa: E402
-
-if TYPE_CHECKING:
-    from engine.placement.types import Placed
-
 PAGE = ROOT / "docs" / "gpu.md"
 MACHINES = ("1x8", "1x12", "1x16", "1x22.5", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80")
 # A question with its answer, as people chat; agents send ten times as much.
@@ -67,16 +59,14 @@ def _model(one: Placed) -> str:
     return f"{name}{context}{engines}{'*' if one.state == 'swapped' else ''}"
 
 
-def _short_chats(one: Placed) -> int:
+def _short_chats(model: Placed) -> int:
     """Return how many short conversations run at the same time, on all engines of a model."""
-    return sum(_on_one_engine(engine) for engine in (one, *one.replicas))
-
-
-def _on_one_engine(one: Placed) -> int:
-    if one.need is None or one.need.cache is None:
-        return 0
-    room = one.need.cache.coarse().chats(one.kv_bytes, CHAT_TOKENS)
-    return max(1, min(room, one.sequences or one.need.sequences))
+    count = 0
+    for one in (model, *model.replicas):
+        if one.need is not None and one.need.cache is not None:
+            room = one.need.cache.coarse().chats(one.kv_bytes, CHAT_TOKENS)
+            count += max(1, min(room, one.sequences or one.need.sequences))
+    return count
 
 
 if __name__ == "__main__":

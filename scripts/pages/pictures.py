@@ -4,29 +4,22 @@ Plots of docs/benchmarks.json, the memory of a 24 GiB card as planned, the state
 the reader's system is. tests/scripts/test_docs_pictures.py keeps them true. Terminals: tests/docs/test_recordings.py.
 """
 
-from __future__ import annotations
-
 import json
-import sys
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, TypeAlias, get_args
+
+from engine.config import load_config
+from engine.placement.hardware import GIB, Prefer, imagined
+from engine.placement.plan import plan
+from engine.placement.types import Placed, Plan
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from engine.config import load_config  # noqa: E402  # the checkout comes first
-from engine.placement.hardware import GIB, Prefer, imagined  # noqa: E402
-from engine.placement.plan import plan  # noqa: E402
-from engine.placement.types import Plan  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from engine.placement.types import Placed
-
 DOCS = ROOT / "docs"
+# Its title, its groups, and for each a value of each series.
+Panel: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[float]]]
 _STYLE = """\
   .page { fill: #ffffff } text { fill: #1c222b } .small { fill: #4a5361; font-size: 11.5px }
   .box { fill: #eef3fb; stroke: #2f5d9f; stroke-width: 1.5 }
@@ -66,27 +59,18 @@ def bar(x: float, y: float, width: float, height: float, colour: int) -> str:
     return f'<rect class="c{colour}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """Bars in groups: a row of `values` for each group, with one value for each series."""
-
-    title: str
-    groups: Sequence[str]
-    values: Sequence[Sequence[float]]
-
-
 def bars(title: str, series: Sequence[str], panels: Sequence[Panel]) -> str:
-    """Return panels beside each other, with one legend."""
+    """Return panels of bars beside each other, with one legend."""
     wide, high = 300, 170
     parts: list[str] = []
     for number, name in enumerate(series):
         parts += [bar(24 + number * 170, 14, 12, 12, number), text(42 + number * 170, 25, name)]
-    for number, panel in enumerate(panels):
+    for number, (heading, groups, rows) in enumerate(panels):
         left, floor = 24 + number * (wide + 16), 70 + high
-        most = max(map(max, panel.values))
-        step = wide / len(panel.groups)
-        parts += [text(left, 56, panel.title), f'<path class="axis" d="M{left} {floor} h{wide}"/>']
-        for place, (group, values) in enumerate(zip(panel.groups, panel.values, strict=True)):
+        most = max(map(max, rows))
+        step = wide / len(groups)
+        parts += [text(left, 56, heading), f'<path class="axis" d="M{left} {floor} h{wide}"/>']
+        for place, (group, values) in enumerate(zip(groups, rows, strict=True)):
             width = (step - 12) / len(values)
             parts.append(text(left + place * step + step / 2 - 4, floor + 17, group, anchor="middle", kind="small"))
             for colour, value in enumerate(values):
@@ -105,7 +89,7 @@ def chat_bars(measured: dict[str, Any]) -> str:
     def panel(title: str, name: str, prefix: str) -> Panel:
         rows = {str(row[0]): row[1:4] for row in measured[name]["rows"]}
         streams = ("1", "8", "32", "128")
-        return Panel(title, streams, [rows[prefix + stream] for stream in streams])
+        return title, streams, [rows[prefix + stream] for stream in streams]
 
     panels = (
         panel("First token, ms, by streams", "time_to_first_token_ms", ""),
@@ -124,7 +108,7 @@ def image_bars(measured: dict[str, Any]) -> str:
     def panel(title: str, column: int, scale: float) -> Panel:
         found = {(row[0], row[1]): float(row[column]) for row in rows}
         values = [[round(found[case, target] / scale, 1) for target in targets] for case in cases]
-        return Panel(title, [case.partition(",")[0] for case in cases], values)
+        return title, [case.partition(",")[0] for case in cases], values
 
     return bars("Images under load", targets, (panel("Images/s", 2, 1), panel("Wait, p95, s", 4, 1000)))
 

@@ -35,14 +35,15 @@ from bench.servers import HEARTH, SERVE, Server, Workspace, create_key, model_en
 from bench.vllm_server import start_vllm
 from PIL import Image
 from proof import contract
-from proof.images import prove_images
+from proof.images import prove_images, write_random
 from proof.limit import tokens_per_second
 from proof.report import Proof, Skipped
 
 from engine import load_config
+from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB, Hardware, read_cuda, read_hardware
 from engine.placement.plan import plan
-from engine.placement.report import headline
+from engine.placement.report import gib, headline, where
 from engine.placement.types import Placed, Plan
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ class Proving:
         self.on_gpu = bool(self.hardware.gpus)
         self.models: Path = given.models
         self.weights: Path | None = given.weights_dir if given.weights_dir.is_dir() else None
-        self.plan: Plan | None = None
+        self.placed: tuple[Placed, ...] = ()
         self.bytes_per_second: dict[int, float] = {}
         self.chats: list[str] = []
         """Models whose speed was measured."""
@@ -83,15 +84,9 @@ class Proving:
         if await proof.try_step("the plan", self._plan) and self.given.random:
             await self._make_random()
         await proof.try_step("server", self._with_server, limit_seconds=float("inf"))
-        profiles = {placed.variant.profile for placed in self._placed() if placed.variant and placed.variant.profile}
+        profiles = {one.variant.profile for one in self.placed if one.variant and one.variant.profile}
         await prove_images(proof, sorted(profiles) or ["sdxl", "z-image-turbo"], small=not self.on_gpu)
         return proof
-
-    def _placed(self) -> tuple[Placed, ...]:
-        return self.plan.models if self.plan is not None else ()
-
-    def _placed_of(self, model: str) -> Placed | None:
-        return next((one for one in self._placed() if one.id == model), None)
 
     async def _look(self) -> dict[str, Any]:
         found: dict[str, Any] = {"cuda of the driver": read_cuda().driver}
@@ -104,8 +99,11 @@ class Proving:
 
     async def _probe(self) -> dict[str, Any]:
         for gpu in self.hardware.gpus:
-            said = await _program("limit.py", CUDA_VISIBLE_DEVICES=str(gpu.index))
-            self.bytes_per_second[gpu.index] = float(said)
+            # In a process of its own, which leaves nothing on the GPU.
+            environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu.index)}
+            command = [sys.executable, str(ROOT / "scripts/proof/limit.py")]
+            measured = partial(subprocess.run, command, env=environment, stdout=subprocess.PIPE, check=True)
+            self.bytes_per_second[gpu.index] = float((await asyncio.to_thread(measured)).stdout)
         return {f"GPU {index}": f"{value / 1e9:.0f} GB/s" for index, value in self.bytes_per_second.items()}
 
     async def _plan(self) -> dict[str, Any]:
@@ -113,51 +111,43 @@ class Proving:
         found = plan(config, self.hardware)
         if not isinstance(found, Plan):
             raise BenchError(f"{found.message}. Smallest change: {found.change}.")
-        self.plan = found
+        self.placed = found.models
         return {one.id: _in_words(one) for one in found.models}
 
     async def _make_random(self) -> None:
         """Write folders for what is planned, and a models.yaml that has vLLM fill them."""
         entries = model_entries(self.given.models)
-        weights = self.folder / "weights"
-        for placed in self._placed():
+        self.models, self.weights = self.folder / "models.yaml", self.folder / "weights"
+        self.weights.mkdir()
+        for placed in self.placed:
             variant, entry = placed.variant, entries.get(placed.id)
             if variant is None or entry is None or placed.state == "demo":
                 continue
             if entry["task"] == "chat":
-                work = partial(self._random_chat, placed, entry, weights / variant.id)
+                work = partial(self._random_chat, variant, entry)
             elif entry["task"] == "image" and variant.profile:
-                work = partial(self._random_images, placed, weights / variant.id)
+                work = partial(self._random_images, variant, variant.profile)
             else:
                 continue  # small: their demos answer
             await self.proof.try_step(f"{placed.id}: random weights for {variant.id}", work)
-        weights.mkdir(exist_ok=True)
         whole = yaml.safe_load(self.given.models.read_text(encoding="utf-8")) | {"models": entries}
-        self.models, self.weights = self.folder / "models.yaml", weights
         self.models.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
 
-    async def _random_chat(self, placed: Placed, entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+    async def _random_chat(self, variant: VariantSpec, entry: dict[str, Any]) -> dict[str, Any]:
         from proof.random_chat import write
 
-        assert placed.variant is not None  # noqa: S101  # asked before
-        await asyncio.to_thread(write, placed.variant, folder, small=not self.on_gpu)
+        await asyncio.to_thread(write, variant, self.folder / "weights" / variant.id, small=not self.on_gpu)
         engine = entry.setdefault("engine", {}) or {}
         entry["engine"] = engine | {"engine_args": {**engine.get("engine_args", {}), "load_format": "dummy"}}
-        return {"shape": placed.variant.id if self.on_gpu else f"a small one of the parts of {placed.variant.id}"}
+        return {"shape": variant.id if self.on_gpu else f"a small one of the parts of {variant.id}"}
 
-    async def _random_images(self, placed: Placed, folder: Path) -> dict[str, Any]:
+    async def _random_images(self, variant: VariantSpec, profile: str) -> dict[str, Any]:
         from proof.random_chat import complete
 
-        variant = placed.variant
-        assert variant is not None and variant.profile  # noqa: S101, PT018  # asked before
-        folder.parent.mkdir(exist_ok=True)
-        free = shutil.disk_usage(folder.parent).free
-        if self.on_gpu and free < variant.weights_gib * 1.1 * GIB:
-            raise Skipped(f"{variant.weights_gib:.0f} GiB are needed in {folder.parent}, and {free / GIB:.0f} are free")
-        small = () if self.on_gpu else ("--small",)
-        await _program("random_images.py", variant.profile, str(folder), *small)
+        folder = self.folder / "weights" / variant.id
+        found = await asyncio.to_thread(write_random, profile, folder, small=not self.on_gpu)
         await asyncio.to_thread(complete, variant, folder)
-        return {"shape": variant.profile}
+        return found
 
     async def _with_server(self) -> dict[str, Any]:
         """Start Hearth with all models; then each chat model alone, in Hearth and in vLLM's own server."""
@@ -194,7 +184,7 @@ class Proving:
         with load_generator(place.environment, place.log("load")) as server.generator:
             for model in (await _get(server, "/v1/models"))["data"]:
                 await self._prove_model(server, model["id"], set(model["capabilities"]))
-            turns = partial(_turns, server, self._placed())
+            turns = partial(_turns, server, self.placed)
             await proof.try_step("models that take turns: one after the other", turns, 2 * _LOAD_SECONDS)
         await proof.try_step("memory: planned and used", partial(self._memory, server))
         await proof.try_step("kill -9 of a chat engine while it streams", partial(_killed_midway, server))
@@ -251,7 +241,7 @@ class Proving:
 
     def _limit(self, name: str, streams: int) -> float | None:
         """Return the tokens a second that the memory allows; None for a demo, whose weights are in the caches."""
-        placed = self._placed_of(name)
+        placed = next((one for one in self.placed if one.id == name), None)
         if placed is None or placed.variant is None or not placed.gpus or self.weights is None:
             return None
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -307,26 +297,10 @@ class Proving:
         return found
 
 
-async def _program(name: str, *arguments: str, **environment: str) -> bytes:
-    """Run a script of this folder in a process of its own, which leaves nothing on the GPU; return what it printed."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(ROOT / "scripts" / "proof" / name), *arguments),
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    said, problem = await process.communicate()
-    if process.returncode != 0:
-        raise BenchError(problem.decode(errors="replace")[-400:])
-    return said
-
-
 def _in_words(placed: Placed) -> str:
     what = placed.variant.id if placed.variant else placed.state
-    gpus = f" on GPU {', '.join(map(str, placed.gpus))}" if placed.gpus else ""
     context = f", {placed.context_length} tokens" if placed.context_length else ""
-    kv = f", KV cache {placed.kv_bytes / GIB:.1f} GiB" if placed.kv_bytes else ""
-    return f"{what}{gpus}, {placed.device_bytes / GIB:.1f} GiB{kv}{context}, {placed.swap_by or placed.state}"
+    return f"{what}, {where(placed)}, {gib(placed.device_bytes)}{context}, {placed.swap_by or placed.state}"
 
 
 def _of(listed: Any, name: str) -> Any:
@@ -544,7 +518,6 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="hearth-proof-") as folder:
         proof = asyncio.run(Proving(given, Path(folder)).run())
-    proof.write()
     say(f"The report: {given.out / 'proof.md'}")
     return 1 if proof.failed else 0
 

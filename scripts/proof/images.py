@@ -57,7 +57,7 @@ async def prove_images(proof: Proof, profiles: Sequence[str], *, small: bool) ->
     for profile in profiles:
         with tempfile.TemporaryDirectory(prefix="hearth-proof-") as place:
             folder, services = Path(place) / profile, list[Any]()
-            made = partial(asyncio.to_thread, _write, profile, folder, small=small)
+            made = partial(asyncio.to_thread, write_random, profile, folder, small=small)
             if not await proof.try_step(f"{profile}: random weights", made, _LIMIT_SECONDS):
                 continue
             load = partial(asyncio.to_thread, _load, folder, profile, services, small=small)
@@ -72,7 +72,8 @@ async def prove_images(proof: Proof, profiles: Sequence[str], *, small: bool) ->
             await asyncio.to_thread(_free)
 
 
-def _write(profile: str, folder: Path, *, small: bool) -> dict[str, Any]:
+def write_random(profile: str, folder: Path, *, small: bool) -> dict[str, Any]:
+    """Write a pipeline that was never trained; return its size. Raises `Skipped` where the disk has no room."""
     free = shutil.disk_usage(folder.parent).free
     if not small and free < _DISK_GIB[profile] * GIB:
         needed = f"{_DISK_GIB[profile]} GiB are needed in {folder.parent}"

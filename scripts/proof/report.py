@@ -37,7 +37,7 @@ class Proof:
     driver: str | None
     began_at: str
     rehearsal: bool
-    out: Path | None = None
+    out: Path
     weights: str = "fetched"
     steps: list[Step] = field(default_factory=list)
 
@@ -69,8 +69,6 @@ class Proof:
 
     def write(self) -> None:
         """Write proof.json and proof.md."""
-        if self.out is None:
-            return
         self.out.mkdir(parents=True, exist_ok=True)
         document = {name: value for name, value in asdict(self).items() if name != "out"}
         (self.out / "proof.json").write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
