@@ -265,7 +265,6 @@ def time_limit(target: Target) -> float:
 
 
 def run_all(mutants: Sequence[Mutant], limits: Mapping[str, float]) -> list[str]:
-    """Return the outcome of each mutant, of as many at a time as there are cores."""
     outcomes, waiting, running = [""] * len(mutants), iter(enumerate(mutants)), dict[int, int]()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[survived]} survived"), TimeRemainingColumn())
     # Drawn by this thread: a fork copies no other.

@@ -186,7 +186,6 @@ class Files(report.Benchmark):
         return {"lines_per_second": self.lines / seconds}
 
     async def _interactive(self, server: Server, every_seconds: float, kind: str, repeat: int) -> report.Figures:
-        """Send short streamed requests, if busy while a long file batch is at work."""
         moments = beats(self.seconds, every_seconds, repeat, _JITTER)
         async with self._busy(server, repeat) if kind == BUSY else nullcontext():
             result, _ = await server.measure(_questions(server, f"{repeat} {kind} i", moments))
@@ -220,7 +219,6 @@ class Files(report.Benchmark):
 
 
 def _questions(server: Server, label: str, moments: list[float], **how: Any) -> LoadJob:
-    """Return a job of short streamed requests."""
     bodies = [chat_body(server.model, _INTERACTIVE_TOKENS, text="What is the time?")]
     return server.job(label, bodies, moments=moments, **how)
 

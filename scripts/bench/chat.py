@@ -114,13 +114,11 @@ class Chat(report.Benchmark):
 
 
 async def _ask(server: Server, job: LoadJob) -> report.Figures:
-    """Do a job by our own load generator. Raises `BenchError`."""
     result, used = await server.measure(job)
     return answer_figures(result) | usage_figures(used, result.tokens, result.cpu_seconds)
 
 
 def answer_figures(result: LoadResult) -> report.Figures:
-    """Put the answers of a run into figures."""
     return {
         "requests_per_second": len(result.answers) / result.wall_seconds,
         "tokens_per_second": result.tokens / result.wall_seconds,
@@ -141,7 +139,6 @@ def vllm_figures(result: dict[str, Any]) -> report.Figures:
 
 
 def usage_figures(used: Usage, tokens: int, load_cpu_seconds: float) -> report.Figures:
-    """Put what a run cost into figures."""
     return {
         "api_cpu_seconds_per_1000_tokens": used.api_cpu_seconds * 1000 / tokens,
         "engine_cpu_seconds_per_1000_tokens": used.engine_cpu_seconds * 1000 / tokens,

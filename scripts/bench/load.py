@@ -113,22 +113,18 @@ class LoadResult(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """How many were answered."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
     def latencies(self) -> list[float]:
-        """Seconds of each answer."""
         return [answer.seconds for answer in self.answers]
 
     @property
     def first_texts(self) -> list[float]:
-        """Seconds to the first text of each stream."""
         return [answer.text_times[0] - answer.asked for answer in self.answers if answer.text_times]
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between two texts of one stream."""
         return [after - before for answer in self.answers for before, after in pairwise(answer.text_times)]
 
 
@@ -237,8 +233,6 @@ def parse(answer: Answer, *, keep_body: bool = False) -> None:
 
 
 class Load:
-    """One job under way."""
-
     def __init__(self, job: LoadJob) -> None:
         self._job = job
         self._bodies = [msgspec.json.encode(body) for body in job.bodies]
@@ -402,6 +396,5 @@ def _do(work: Work, job: Any) -> Any:
 
 
 def tail(log: Path) -> str:
-    """Return the end of a log for an error message."""
     lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
     return "\n" + "\n".join(f"  | {line}" for line in lines) if lines else ""

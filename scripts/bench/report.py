@@ -44,8 +44,6 @@ class Row(msgspec.Struct):
 
 @dataclass(slots=True)
 class Report:
-    """What a benchmark found: tables with a title, and their rows."""
-
     benchmark: str
     settings: dict[str, Any]
     conditions: dict[str, Any]
@@ -90,7 +88,6 @@ def words(text: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def listed(parser: Callable[[Any], tuple[Any, ...]], about: str) -> Any:
-    """Return an option whose value is a list."""
     return typer.Option(parser=parser, metavar="LIST", help=about)
 
 
@@ -121,7 +118,6 @@ class Benchmark:
         raise NotImplementedError
 
     def run(self) -> None:
-        """Measure and deliver the report. Raises `BenchError`."""
         asyncio.run(self.measure()).deliver(self.json)
 
     def workspace(self, **how: Any) -> AbstractContextManager[Workspace]:
@@ -168,7 +164,6 @@ def percentiles_ms(name: str, seconds: Sequence[float], *percents: int) -> Figur
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
-    """Return the median of each figure over the runs that have it."""
     known = {name: [value for run in runs if (value := run.get(name)) is not None] for name in runs[0]}
     return {name: statistics.median(values) if values else None for name, values in known.items()}
 

@@ -45,7 +45,6 @@ class Workspace:
     environment: dict[str, str]
 
     def log(self, name: str) -> Path:
-        """Return the file that the process `name` prints to."""
         return self.folder / f"{name}.log"
 
 
@@ -140,7 +139,6 @@ class Server:
         return LoadJob(self.host, self.port, how.pop("key", self.key), label, bodies, **how)
 
     def chat(self, label: str, max_tokens: int, *, streamed: bool = True, **how: Any) -> LoadJob:
-        """Return a job of equal chat requests."""
         return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
 
     async def measure(self, job: Any, generator: Work | None = None) -> "tuple[Any, Usage]":
@@ -219,7 +217,6 @@ async def start_hearth(place: Workspace, key: str | None = None) -> Server:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nothing listens."""
     with socket.socket() as probe:
         probe.bind((Server.host, 0))
         return int(probe.getsockname()[1])

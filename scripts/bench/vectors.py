@@ -48,7 +48,6 @@ class Vectors(report.Benchmark):
 
 @asynccontextmanager
 async def _loaded(place: Workspace) -> AsyncIterator[Engine]:
-    """Load the model in this process. Raises `BenchError`."""
     say(f"Loading {place.model}:")
     engine = Engine(load_config(place.models), weights_dir=place.weights_dir, data_dir=place.folder)
     await engine.start()

@@ -38,7 +38,6 @@ _TIP = (
 
 
 def svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """Return a whole picture."""
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -49,13 +48,11 @@ def svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "") -> str:
-    """Return one line of words."""
     name = f' class="{kind}"' if kind else ""
     return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def bar(x: float, y: float, width: float, height: float, colour: int) -> str:
-    """Return a rectangle of one of the three colours."""
     return f'<rect class="c{colour}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
 
 
@@ -84,7 +81,6 @@ def bars(title: str, series: Sequence[str], panels: Sequence[Panel]) -> str:
 
 
 def chat_bars(measured: dict[str, Any]) -> str:
-    """Return first token, requests/s and CPU of streams, beside vLLM's servers."""
 
     def panel(title: str, name: str, prefix: str) -> Panel:
         rows = {str(row[0]): row[1:4] for row in measured[name]["rows"]}
@@ -100,7 +96,6 @@ def chat_bars(measured: dict[str, Any]) -> str:
 
 
 def image_bars(measured: dict[str, Any]) -> str:
-    """Return images/s and waits under load, by how images are joined."""
     rows = measured["images"]["rows"]
     targets = ("steps joined", "requests joined", "one by one")
     cases = ("256x256, load 1.5", "512x512, load 1.5")
@@ -175,7 +170,6 @@ EDGES: dict[tuple[str, str], tuple[str, str, tuple[int, int] | None]] = {
 
 
 def states() -> str:
-    """Return the states of a model and what leads from one to another."""
     parts = []
     for line, label, at in EDGES.values():
         kind = "arrow" if label else "arrow rare"

@@ -37,7 +37,6 @@ class Question:
         return found | ({"chat_template_kwargs": {"enable_thinking": False}} if self.closed else {})
 
     def status(self, **more: Any) -> tuple[int, Any]:
-        """Ask, and return the status and the body."""
         status, answer = self._server.ask(_CHAT, self.body(**more))
         return status, json.loads(answer) if answer else {}
 

@@ -58,8 +58,6 @@ _OVER = 1.05  # of planned memory, that a model may use before its step fails
 
 
 class Proving:
-    """One proof: the machine, its plan, and what has been measured so far."""
-
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self.given, self.folder = given, folder
         self.hardware: Hardware = read_hardware()
@@ -77,7 +75,6 @@ class Proving:
         )
 
     async def run(self) -> Proof:
-        """Do all steps."""
         proof = self.proof
         await proof.try_step("first look: GPUs and packages", self._look)
         await proof.try_step("memory: how fast it is", self._probe)
@@ -508,7 +505,6 @@ async def _killed_midway(server: Server) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code: 1 if a step failed."""
     parser = argparse.ArgumentParser(prog="scripts/prove-gpu", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("proof"), help="folder of the report")
     parser.add_argument("--models", type=Path, default=ROOT / "models.yaml")

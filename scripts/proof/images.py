@@ -35,8 +35,6 @@ _LIMIT_SECONDS = 1200.0
 
 
 class _Recorder:
-    """Takes what a service says of its jobs."""
-
     def __init__(self) -> None:
         self.files: dict[int, bytes] = {}
 

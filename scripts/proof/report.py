@@ -68,7 +68,6 @@ class Proof:
         return sum(not step.passed for step in self.steps)
 
     def write(self) -> None:
-        """Write proof.json and proof.md."""
         self.out.mkdir(parents=True, exist_ok=True)
         document = {name: value for name, value in asdict(self).items() if name != "out"}
         (self.out / "proof.json").write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
@@ -76,7 +75,6 @@ class Proof:
 
 
 def as_markdown(proof: Proof) -> str:
-    """Return the report as a page."""
     what = "A rehearsal without a GPU." if proof.rehearsal else f"Driver {proof.driver}."
     skipped = sum(step.skipped for step in proof.steps)
     counted = f"{proof.failed} of {len(proof.steps)} steps failed, {skipped} were skipped."

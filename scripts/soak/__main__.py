@@ -37,8 +37,6 @@ _PLOT_SECONDS = 30.0
 
 @dataclass
 class Soak:
-    """One run: what it was told, and what it has seen."""
-
     hearth: Hearth
     rate: float
     fault_seconds: float
@@ -60,7 +58,6 @@ class Soak:
         self._log_read_bytes = 0
 
     async def run(self, minutes: float) -> None:
-        """Start the server, send, make faults, and check, until the time is over."""
         say("Starting the server and loading the models.")
         await self.hearth.start()
         try:
@@ -226,7 +223,6 @@ class Soak:
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     async def _tell(self) -> None:
-        """Say every minute how it goes."""
         while True:
             await asyncio.sleep(60)
             counts = Counter(one.verdict for one in self.outcomes).most_common()
@@ -236,7 +232,6 @@ class Soak:
 
 
 def report(soak: Soak, settings: dict[str, Any]) -> dict[str, Any]:
-    """Put all that was seen into one document."""
     rows, wrong = grown(soak.levels)
     for line in wrong:
         soak.judge.break_("memory", line)
@@ -267,7 +262,6 @@ def report(soak: Soak, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print the report as tables in Markdown."""
     print(f"\n{found['requests']} requests in {found['minutes']} minutes\n")
     print("| endpoint | outcomes | p50, p95, max s |\n|---|---|---|")
     for kind, row in found["endpoints"].items():

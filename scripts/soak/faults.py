@@ -54,11 +54,9 @@ class Hearth:
 
     @property
     def pid(self) -> int:
-        """The API process."""
         return self.server.pid
 
     def write_models(self) -> None:
-        """Write models.yaml as `document` says."""
         self.models_file.write_text(yaml.safe_dump(self.document, sort_keys=False), encoding="utf-8")
 
     async def start(self) -> None:
@@ -168,7 +166,6 @@ class Faults:
 
     @property
     def kinds(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """All faults by name."""
         return {
             **{f"kill -9 {name}": self._of_model(name, signal.SIGKILL) for name in (PLUS, PRO, IMAGE, VOICE)},
             **{f"kill -STOP {name}": self._of_model(name, signal.SIGSTOP) for name in (PLUS, VOICE)},
@@ -223,7 +220,6 @@ class Faults:
         return {model["id"]: model["pids"] for model in status["models"] if model["status"] == "ready"}
 
     async def _until_others(self, before: Mapping[str, list[int]], names: frozenset[str] | set[str]) -> None:
-        """Wait until new processes serve these models."""
         while True:
             with suppress(BenchError):
                 now = await self._pids()

@@ -48,7 +48,6 @@ class Window:
     closed: float = float("inf")
 
     def allows(self, ask: Ask, began: float, ended: float) -> bool:
-        """Whether the request may have met this fault."""
         concerned = self.models is None or bool(self.models & ask.models)
         return concerned and began <= self.closed + _AFTERWARDS_SECONDS and ended >= self.opened
 
@@ -73,22 +72,18 @@ class Outcome:
 
 
 class Judge:
-    """Holds every outcome to the contract, and keeps what was broken."""
-
     def __init__(self) -> None:
         self.windows: list[Window] = []
         self.broken: dict[str, int] = dict.fromkeys(INVARIANTS, 0)
         self.examples: dict[str, list[str]] = defaultdict(list)
 
     def break_(self, invariant: str, what: str) -> None:
-        """Note that an invariant was broken."""
         self.broken[invariant] += 1
         if len(self.examples[invariant]) < _KEPT_EXAMPLES:
             self.examples[invariant].append(f"{time.strftime('%H:%M:%S')} {what}")
             say(f"  BROKEN: {INVARIANTS[invariant]}: {what}")
 
     def windows_of(self, one: Outcome) -> list[Window]:
-        """Return the faults that the request may have met."""
         return [window for window in self.windows if window.allows(one.ask, one.began, one.ended)]
 
     def judge(self, one: Outcome) -> None:
@@ -205,8 +200,6 @@ class UsageLedger:
 
 @dataclass(frozen=True)
 class Level:
-    """What a process of the kind `kind` holds at a moment."""
-
     kind: str
     pid: int
     seconds: float

@@ -93,7 +93,6 @@ class Ask:
 
 
 def exactly(used: Used) -> Range:
-    """Return a range of one value."""
     return used, used
 
 
@@ -410,7 +409,6 @@ def reading(source: random.Random) -> Ask:
 
 
 def careless(source: random.Random) -> Ask:
-    """Return a request that is refused, and with what."""
 
     def refused(status: int, path: str, body: Any, *, code: str, **how: Any) -> Ask:
         def check(data: bytes) -> Range:
@@ -456,11 +454,9 @@ MIX: dict[Callable[[random.Random], Ask], int] = {
 
 
 def asks(source: random.Random) -> Iterator[Ask]:
-    """Return requests without an end."""
     while True:
         yield source.choices([*MIX], [*MIX.values()])[0](source)
 
 
 def plus(one: Used, other: Used) -> Used:
-    """Return the sum."""
     return Used(**{name: getattr(one, name) + getattr(other, name) for name in USED})

@@ -42,7 +42,6 @@ class Found:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/refresh-variants", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help="folders of variants; default: all")
     parser.add_argument("--write", action="store_true", help="change the file")

@@ -33,7 +33,6 @@ CHANGED = "has other code"
 
 
 def sources_of(version: str, folder: Path) -> Sources:
-    """Unpack the Python files of a release into the folder."""
     wheel = Path(version)
     if wheel.suffix != ".whl":
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
