@@ -1,15 +1,16 @@
 """What must hold throughout a soak, and what broke it: outcomes of requests, usage, memory."""
 
 import json
-import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import sub
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from bench.servers import say
-from soak.traffic import NOTHING, USED, Ask, FailedError, Range, Used, WrongAnswerError, plus
+from soak.traffic import NOTHING, Ask, FailedError, Range, Used, WrongAnswerError, plus
 
 Ending: TypeAlias = Literal["answered", "left", "closed", "unanswered", "hung"]
 INVARIANTS = {
@@ -178,21 +179,20 @@ class UsageLedger:
         for ended, line, low in self._late:
             if ended > time.monotonic() - _UNWRITTEN_SECONDS:
                 least, most = self._since[line]
-                self._since[line] = plus(least, Used(**{name: -getattr(low, name) for name in USED})), most
+                self._since[line] = Used(*map(sub, least, low)), most
         self._late.clear()
 
     def compare(self, rows: Iterable[Mapping[str, Any]]) -> list[str]:
         """Compare with rows of `GET /v1/usage?by=key,kind`, and begin anew. Returns what does not agree."""
         wrong = []
-        recorded = {(row["key"], row["kind"]): Used(**{name: row[name] for name in USED}) for row in rows}
+        recorded = {(row["key"], row["kind"]): Used(*(row[name] for name in Used._fields)) for row in rows}
         for line in self._since.keys() | recorded.keys():
-            now, before = recorded.get(line, NOTHING), self._known.get(line, NOTHING)
-            low, high = self._since.get(line, (NOTHING, NOTHING))
-            for name in USED:
-                grown, slack = getattr(now, name) - getattr(before, name), 1e-6
-                if not getattr(low, name) - slack <= grown <= getattr(high, name) + slack:
-                    between = f"{getattr(low, name):g} to {getattr(high, name):g}"
-                    wrong.append(f"{name} of key {line[0]}, {line[1]}: recorded {grown:g}, answers say {between}")
+            grown = map(sub, recorded.get(line, NOTHING), self._known.get(line, NOTHING))
+            bounds = zip(Used._fields, grown, *self._since.get(line, (NOTHING, NOTHING)), strict=True)
+            for name, new, low, high in bounds:
+                if not low - 1e-6 <= new <= high + 1e-6:
+                    said = f"recorded {new:g}, answers say {low:g} to {high:g}"
+                    wrong.append(f"{name} of key {line[0]}, {line[1]}: {said}")
         self._known, self._since = recorded, {}
         self._late.clear()
         return wrong
@@ -236,24 +236,23 @@ def growth(levels: Sequence[Level], name: str) -> Growth | None:
     lives: dict[int, list[Level]] = defaultdict(list)
     for level in levels:
         lives[level.pid].append(level)
-    points: list[tuple[float, float]] = []
-    hours, means, counted = 0.0, [], 0
+    times, values, means, hours = [], [], [], 0.0
     for life in lives.values():
         begin, end = life[0].seconds, life[-1].seconds
         late = [one for one in life if one.seconds >= begin + _SETTLING_PART * (end - begin)]
         if end - begin < _SHORTEST_LIFE_SECONDS or len(late) < 3:
             continue
-        x_mean = statistics.fmean(one.seconds for one in late)
-        y_mean = statistics.fmean(getattr(one, name) for one in late)
-        points += [((one.seconds - x_mean) / 3600, getattr(one, name) - y_mean) for one in late]
-        hours, counted = hours + (late[-1].seconds - late[0].seconds) / 3600, counted + 1
-        means.append(y_mean)
-    spread = sum(x * x for x, _ in points)
-    if not spread or len(points) <= counted + 1:
+        x, y = np.array([one.seconds / 3600 for one in late]), np.array([getattr(one, name) for one in late])
+        times.append(x - x.mean())
+        values.append(y - y.mean())
+        means.append(y.mean())
+        hours += x[-1] - x[0]
+    if not means:
         return None
-    slope = sum(x * y for x, y in points) / spread
-    rest = sum((y - slope * x) ** 2 for x, y in points) / (len(points) - counted - 1)
-    return Growth(hours, statistics.fmean(means), slope, (rest / spread) ** 0.5)
+    x, y = np.concatenate(times), np.concatenate(values)
+    slope = (x @ y) / (x @ x)
+    rest = ((y - slope * x) ** 2).sum() / (len(x) - len(means) - 1)
+    return Growth(float(hours), float(np.mean(means)), float(slope), float((rest / (x @ x)) ** 0.5))
 
 
 def grown(levels: Sequence[Level]) -> tuple[list[dict[str, Any]], list[str]]:

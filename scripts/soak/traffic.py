@@ -6,9 +6,10 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from operator import add
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from demo_models.promised import FixedPrompt, fixed_images, fixed_pictures, fixed_prompts
@@ -54,8 +55,7 @@ class FailedError(Exception):
         self.error = error
 
 
-@dataclass(frozen=True)
-class Used:
+class Used(NamedTuple):
     """What an answer says that it used, as the usage book counts it."""
 
     requests: int = 1
@@ -67,7 +67,6 @@ class Used:
 
 
 NOTHING = Used(requests=0)
-USED = tuple(one.name for one in fields(Used))
 Range: TypeAlias = tuple[Used, Used]  # at least, at most
 Check: TypeAlias = Callable[[bytes], Range]
 
@@ -311,10 +310,10 @@ def batch(source: random.Random) -> Ask:
                 _said(prompt, one["choices"][0]["message"], one["choices"][0]["finish_reason"])
                 used = plus(used, tokens_of(one["usage"]))
         require(answer["counts"] == {"total": 10, "succeeded": 9, "failed": 1}, "wrong counts", answer["counts"])
-        return used, replace(used, requests=10)
+        return used, used._replace(requests=10)
 
     whole = _generating("batch", "/v1/chat/completions/batch", {"requests": items}, check, PLUS, n=10)
-    return replace(whole, book="batch", most=replace(whole.most, requests=10))
+    return replace(whole, book="batch", most=whole.most._replace(requests=10))
 
 
 _pictures: dict[tuple[str, str], Any] = {}  # the first of each, which all later ones must be like
@@ -459,4 +458,4 @@ def asks(source: random.Random) -> Iterator[Ask]:
 
 
 def plus(one: Used, other: Used) -> Used:
-    return Used(**{name: getattr(one, name) + getattr(other, name) for name in USED})
+    return Used(*map(add, one, other))
