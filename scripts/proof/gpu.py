@@ -197,8 +197,6 @@ class Proving:
         for capability, (what, work) in _OTHERS.items():
             if capability in capabilities:
                 await proof.try_step(f"{name}: {what}", partial(work, server, name))
-        returns = partial(_returns, server, name, capabilities)
-        await proof.try_step(f"{name}: leaves and comes back", returns, _LOAD_SECONDS)
 
     async def _prove_chat(self, server: Server, name: str, capabilities: set[str]) -> None:
         proof = self.proof
@@ -433,18 +431,6 @@ async def _awake(server: Server, name: str, capabilities: set[str]) -> float:
     else:
         await asyncio.to_thread(server.ask, f"/v1/admin/models/{quote(name, safe='')}/load", {"model": name})
     return round(time.monotonic() - begun, 1)
-
-
-async def _returns(server: Server, name: str, capabilities: set[str]) -> dict[str, Any]:
-    """Have a model leave that takes turns: it sleeps or is ended, and comes back for the next request."""
-    path = f"/v1/admin/models/{quote(name, safe='')}"
-    status, _ = await asyncio.to_thread(server.ask, f"{path}/unload", {"model": name})
-    if status == 400:
-        raise Skipped("it has memory of its own, and stays loaded")
-    async with asyncio.timeout(_RESTART_SECONDS):
-        while (left := _of((await _get(server, "/v1/models"))["data"], name)["status"]) == "ready":
-            await server.pause(0.5)
-    return {"state": left, "seconds_until_it_answered": await _awake(server, name, capabilities)}
 
 
 async def _turns(server: Server, placed: tuple[Placed, ...]) -> dict[str, Any]:

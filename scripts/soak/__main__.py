@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -225,62 +226,41 @@ class Soak:
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(60)
-            counts = Counter(one.verdict for one in self.outcomes).most_common()
             minute, broken = (time.monotonic() - self.began) / 60, sum(self.judge.broken.values())
-            outcomes = ", ".join(f"{count} {verdict}" for verdict, count in counts)
-            say(f"minute {minute:.0f}: {outcomes}; {len(self.running)} under way; {broken} broken")
+            say(f"minute {minute:.0f}: {_counts(self.outcomes)}; {len(self.running)} under way; {broken} broken")
 
 
-def report(soak: Soak, settings: dict[str, Any]) -> dict[str, Any]:
-    rows, wrong = grown(soak.levels)
+def report(soak: Soak) -> str:
+    """Return tables in Markdown: endpoints, faults, growth of processes, invariants and examples of broken ones."""
+    growth, wrong = grown(soak.levels)
     for line in wrong:
         soak.judge.break_("memory", line)
-    endpoints: dict[str, Counter[str]] = defaultdict(Counter)
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for one in soak.outcomes:
-        endpoints[one.ask.kind][one.verdict] += 1
-        if one.verdict == "complete":
-            seconds[one.ask.kind].append(one.ended - one.began)
-    times = {kind: np.percentile(values, [50, 95, 100]).round(3).tolist() for kind, values in seconds.items()}
-    recovered: dict[str, list[float | None]] = defaultdict(list)
-    for fault in soak.faults.made:
-        recovered[fault.name].append(fault.recovered_seconds and round(fault.recovered_seconds, 1))
-    return {
-        "settings": settings,
-        "minutes": round((time.monotonic() - soak.began) / 60, 1),
-        "requests": len(soak.outcomes),
-        "invariants": {
-            name: {"says": says, "broken": soak.judge.broken[name], "examples": soak.judge.examples[name]}
-            for name, says in INVARIANTS.items()
-        },
-        "endpoints": {
-            kind: {"outcomes": endpoints[kind], "p50_p95_max_seconds": times.get(kind)} for kind in sorted(endpoints)
-        },
-        "recovered_seconds": recovered,
-        "growth": rows,
-    }
+    lines = [f"{len(soak.outcomes)} requests in {(time.monotonic() - soak.began) / 60:.1f} minutes", ""]
+    lines += ["| endpoint | outcomes | p50, p95, max s |", "|---|---|---|"]
+    for kind in sorted({one.ask.kind for one in soak.outcomes}):
+        ones = [one for one in soak.outcomes if one.ask.kind == kind]
+        seconds = [one.ended - one.began for one in ones if one.verdict == "complete"]
+        times = [f"{value:.2f}" for value in np.percentile(seconds, [50, 95, 100])] if seconds else []
+        lines.append(f"| {kind} | {_counts(ones)} | {', '.join(times)} |")
+    lines += ["", "| fault | times | well again after s |", "|---|---|---|"]
+    for name in sorted({fault.name for fault in soak.faults.made}):
+        after = [fault.recovered_seconds for fault in soak.faults.made if fault.name == name]
+        lines.append(
+            f"| {name} | {len(after)} | {', '.join('never' if one is None else f'{one:.1f}' for one in after)} |"
+        )
+    lines += ["", "| process | of | mean | an hour | +- | hours seen |", "|---|---|---|---|---|---|"]
+    for kind, name, found in growth:
+        figures = f"{found.mean:.1f} | {found.per_hour:+.1f} | {found.standard_error:.1f} | {found.hours:.2f}"
+        lines.append(f"| {kind} | {name} | {figures} |")
+    lines += ["", "| invariant | |", "|---|---|"]
+    for name, count in soak.judge.broken.items():
+        lines.append(f"| {INVARIANTS[name]} | {f'BROKEN {count} times' if count else 'held'} |")
+    lines += [f"  {name}: {example}" for name, examples in soak.judge.examples.items() for example in examples]
+    return "\n".join([*lines, ""])
 
 
-def show(found: dict[str, Any]) -> None:
-    print(f"\n{found['requests']} requests in {found['minutes']} minutes\n")
-    print("| endpoint | outcomes | p50, p95, max s |\n|---|---|---|")
-    for kind, row in found["endpoints"].items():
-        outcomes = ", ".join(f"{count} {verdict}" for verdict, count in row["outcomes"].most_common())
-        print(f"| {kind} | {outcomes} | {', '.join(f'{value:.2f}' for value in row['p50_p95_max_seconds'] or ())} |")
-    print("\n| fault | times | well again after s |\n|---|---|---|")
-    for name, times in sorted(found["recovered_seconds"].items()):
-        print(f"| {name} | {len(times)} | {', '.join('never' if one is None else f'{one:g}' for one in times)} |")
-    print("\n| process | of | mean | an hour | +- | hours seen |\n|---|---|---|---|---|---|")
-    for row in found["growth"]:
-        figures = f"{row['mean']:.1f} | {row['per_hour']:+.1f} | {row['standard_error']:.1f} | {row['hours']:.2f}"
-        print(f"| {row['process']} | {row['of']} | {figures} |")
-    print("\n| invariant | |\n|---|---|")
-    for row in found["invariants"].values():
-        held = f"BROKEN {row['broken']} times" if row["broken"] else "held"
-        print(f"| {row['says']} | {held} |")
-    for name, row in found["invariants"].items():
-        for example in row["examples"]:
-            print(f"  {name}: {example}")
+def _counts(ones: Sequence[Outcome]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(one.verdict for one in ones).most_common())
 
 
 def draw(soak: Soak, file: Path) -> None:
@@ -325,27 +305,26 @@ def main(  # options
     """Put a real server under mixed load and make faults; exit code 1 when an invariant was broken."""
     folder = Path("var", f"soak-{datetime.now(UTC):%Y%m%d-%H%M%S}").absolute()
     folder.mkdir(parents=True)
-    settings = {"minutes": hours * 60 or minutes, "rate": rate, "fault_minutes": fault_minutes, "seed": seed}
     can_draw = importlib.util.find_spec("matplotlib") is not None
     say(f"Logs and results: {folder}" + ("" if can_draw else "; no plot: .venv/bin/python -m pip install matplotlib"))
-    sys.exit(asyncio.run(_soak(folder, settings, can_draw=can_draw)))
+    soak = Soak(Hearth(folder), rate, fault_minutes * 60, seed)
+    asyncio.run(_run(soak, hours * 60 or minutes))
+    found = report(soak)
+    (folder / "soak.md").write_text(found, encoding="utf-8")
+    print(f"\n{found}")
+    if can_draw:
+        draw(soak, folder / "soak.png")
+    sys.exit(int(any(soak.judge.broken.values())))
 
 
-async def _soak(folder: Path, settings: dict[str, Any], *, can_draw: bool) -> int:
-    soak = Soak(Hearth(folder), settings["rate"], settings["fault_minutes"] * 60, settings["seed"])
+async def _run(soak: Soak, minutes: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, soak.over.set)
     try:
-        await soak.run(settings["minutes"])
+        await soak.run(minutes)
     except Exception as error:  # noqa: BLE001  # what was seen until then is worth a report
         traceback.print_exc()
         soak.judge.break_("faults", f"the soak cannot go on: {error!r}")
-    found = report(soak, settings)
-    (folder / "soak.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    show(found)
-    if can_draw:
-        draw(soak, folder / "soak.png")
-    return int(any(soak.judge.broken.values()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import sub
 from typing import Any, Literal, TypeAlias
 
@@ -255,16 +255,15 @@ def growth(levels: Sequence[Level], name: str) -> Growth | None:
     return Growth(float(hours), float(np.mean(means)), float(slope), float((rest / (x @ x)) ** 0.5))
 
 
-def grown(levels: Sequence[Level]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return rows for the report, and what grows too much."""
+def grown(levels: Sequence[Level]) -> tuple[list[tuple[str, str, Growth]], list[str]]:
+    """Return how each kind of process grows, and what grows too much."""
     rows, wrong = [], []
     for kind in dict.fromkeys(level.kind for level in levels):
         for name in ("mib", "descriptors", "threads"):
             found = growth([level for level in levels if level.kind == kind], name)
             if found is None:
                 continue
-            rounded = {figure: round(value, 3) for figure, value in asdict(found).items()}
-            rows.append({"process": kind, "of": name, **rounded})
+            rows.append((kind, name, found))
             if found.is_growth():
                 wrong.append(f"{kind}: {name} {found.mean:.1f} grow by {found.per_hour:.1f} an hour")
     return rows, wrong
