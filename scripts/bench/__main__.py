@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, images, memory, speech, tracing, vectors
+from bench import batch, chat, fair, images, memory, speech, vectors
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -27,7 +27,6 @@ for command in (
     memory.Pictures,
     speech.Speech,
     vectors.Vectors,
-    tracing.Tracing,
 ):
     app.command(command.__name__.lower())(command)
 
