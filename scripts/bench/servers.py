@@ -213,7 +213,7 @@ Start: TypeAlias = Callable[[], Awaitable[Server]]
 async def start_hearth(place: Workspace, key: str | None = None) -> Server:
     """Start `hearth serve` with a new key, or `key` of an earlier start, and return at once. Raises `BenchError`."""
     command = (str(place.hearth), "serve")
-    return await start_server(place, HEARTH, command, place.environment, key or await create_key(place))
+    return await start_server(place, HEARTH, command, key or await create_key(place))
 
 
 def free_port() -> int:
@@ -222,14 +222,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def start_server(  # noqa: PLR0913  # a soak keeps its port
-    place: Workspace,
-    name: str,
-    command: Sequence[str],
-    variables: dict[str, str],
-    key: str,
-    *,
-    port: int | None = None,
+async def start_server(
+    place: Workspace, name: str, command: Sequence[str], key: str, *, port: int | None = None
 ) -> Server:
     """Start a server process that prints to the log `name`, and return at once."""
     log, port = place.log(name), port or free_port()
@@ -239,17 +233,17 @@ async def start_server(  # noqa: PLR0913  # a soak keeps its port
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=variables,
+            env=place.environment,
             cwd=place.checkout,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
         )
     return Server(process, name, place.model, key, port, log)
 
 
-async def create_key(place: Workspace, name: str = "bench") -> str:
+async def create_key(place: Workspace) -> str:
     """Make a key of the workspace's tier with the real command line. Raises `BenchError`."""
     scopes = [part for scope in SCOPES for part in ("--scope", scope)]
-    command = (str(place.hearth), "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
+    command = (str(place.hearth), "keys", "create", "--name", "bench", "--tier", TIER, *scopes, "--json")
     done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
     if done.returncode != 0:
         raise BenchError(f"No key could be made: {done.stderr.decode(errors='replace').strip()}")

@@ -41,7 +41,8 @@ async def start_vllm(place: Workspace, rust: Path | None = None) -> Server:
     With the Rust front end, its process only supervises that and the engine. Raises `BenchError`.
     """
     command = (*_VLLM, *serve_arguments(place, rust=rust is not None))
-    return await start_server(place, RUST if rust else SERVE, command, _environment(place, rust), "none")
+    place = replace(place, environment=_environment(place, rust))
+    return await start_server(place, RUST if rust else SERVE, command, "none")
 
 
 def unequal(*, rust: bool) -> list[str]:

@@ -6,13 +6,11 @@ The checks ask for forms, not for knowledge, so that they also hold for weights 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from bench.load import BenchError
 from bench.servers import Server
 
-Ask: TypeAlias = Callable[[dict[str, Any]], tuple[int, Any]]
 _CHAT = "/v1/chat/completions"
 _CITIES = ["Paris", "Rome"]
 _SCHEMA = {

@@ -277,16 +277,16 @@ class Proving:
         return found | {"loads_of_the_machine": loads}
 
     async def _memory(self, server: Server) -> dict[str, Any]:
-        """Compare for each model what the plan gave it with what it has; of GPUs where there are any."""
+        """Compare for each model what the plan gave it with what it has; of GPUs part there are any."""
         found, over = {}, []
         for model in (await _get(server, "/v1/admin/status"))["models"]:
             memory = model["memory"]
-            where = "gpu" if memory["planned_gpu_bytes"] else "ram"
-            planned, used = memory[f"planned_{where}_bytes"], memory[f"{where}_bytes"]
+            part = "gpu" if memory["planned_gpu_bytes"] else "ram"
+            planned, used = memory[f"planned_{part}_bytes"], memory[f"{part}_bytes"]
             if planned and used:
                 sizes = f"{used / GIB:.2f} of {planned / GIB:.2f} GiB"
-                found[model["id"]] = f"{sizes} {where.upper()} ({used / planned:.0%})"
-                over += [model["id"]] if where == "gpu" and used > _OVER * planned else []
+                found[model["id"]] = f"{sizes} {part.upper()} ({used / planned:.0%})"
+                over += [model["id"]] if part == "gpu" and used > _OVER * planned else []
         if over:
             raise BenchError(f"more than planned: {'; '.join(f'{name} {found[name]}' for name in over)}")
         return found

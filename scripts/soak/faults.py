@@ -61,8 +61,8 @@ class Hearth:
 
     async def start(self) -> None:
         """Start it and wait until all models are ready. Raises `BenchError`."""
-        command, place = (str(self.place.hearth), "serve"), self.place
-        self.server = await start_server(place, HEARTH, command, place.environment, self.admin_key, port=self.port)
+        command = (str(self.place.hearth), "serve")
+        self.server = await start_server(self.place, HEARTH, command, self.admin_key, port=self.port)
         await self.server.ready()
         if not self.admin_key and (found := re.search(r"(hk_\S+)", self.server.log.read_text(encoding="utf-8"))):
             self.admin_key = found[1]
