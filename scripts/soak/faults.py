@@ -199,14 +199,10 @@ class Faults:
                 window.closed = min(window.closed, time.monotonic())
         return fault
 
-    def _open(self, what: str, models: frozenset[str] | None, **how: Any) -> Window:
-        self.judge.windows.append(Window(what, models, **how))
-        return self.judge.windows[-1]
-
     def _of_model(self, name: str, number: signal.Signals) -> Callable[[], Awaitable[None]]:
         async def fault() -> None:
             before = await self._pids()
-            self._open(f"{number.name} {name}", frozenset({name}))
+            self.judge.windows.append(Window(frozenset({name})))
             for pid in before[name]:
                 os.kill(pid, number)
             await self._until_others(before, {name})
@@ -229,12 +225,12 @@ class Faults:
 
     async def _fork_server(self) -> None:
         before = await self._pids()
-        self._open("kill -9 fork server", _CHATS)
+        self.judge.windows.append(Window(_CHATS))
         self.hearth.kill("multiprocessing.forkserver")
         await self._until_others(before, _CHATS)
 
     async def _schema_compiler(self) -> None:
-        self._open("kill -9 schema compiler", _CHATS, schemas=True)
+        self.judge.windows.append(Window(_CHATS, schemas=True))
         self.hearth.kill("hearth-schemas")
         field = f"{self._times}"
         schema = {"type": "object", "properties": {field: {"type": "integer"}}, "required": [field]}
@@ -251,7 +247,7 @@ class Faults:
         new = await hearth.make_key("soak: made before kill -9", "standard")
         code, _ = await hearth.ask("POST", f"/v1/admin/keys/{old[3:15]}/revoke")
         before = hearth.family()
-        self._open("kill -9 API", None, closes="everything")
+        self.judge.windows.append(Window(None, closes="everything"))
         self.ledger.killed()
         await hearth.stop(signal.SIGKILL)
         await self._all_end(before, "kill -9 of the API process")
@@ -263,7 +259,7 @@ class Faults:
 
     async def _restart(self) -> None:
         before = self.hearth.family()
-        self._open("SIGTERM", None, closes="idle")
+        self.judge.windows.append(Window(None, closes="idle"))
         if (code := await self.hearth.stop()) != 0:
             self.judge.break_("faults", f"SIGTERM: the server ended with {code}")
         await self._all_end(before, "SIGTERM")
@@ -305,7 +301,7 @@ class Faults:
         engine = self.hearth.document["models"][PLUS]["engine"]
         engine["max_num_seqs"] = 383 - engine.get("max_num_seqs", 256)  # 256 and 127 in turn
         self.hearth.write_models()
-        self._open("reload: max_num_seqs", frozenset({PLUS}))
+        self.judge.windows.append(Window(frozenset({PLUS})))
         code, said = await self.hearth.command("reload")
         if code != 0:
             self.judge.break_("reload", f"hearth reload ended with {code}: {said}")

@@ -39,7 +39,6 @@ _PASSING = {"server_overloaded", "model_loading", "engine_unavailable"}
 class Window:
     """The time around a fault in which requests to `models` may fail; None: all requests."""
 
-    what: str
     models: frozenset[str] | None
     closes: Literal["nothing", "idle", "everything"] = "nothing"
     """Which connections may be closed: those without the beginning of an answer, or all."""
