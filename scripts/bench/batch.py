@@ -138,10 +138,7 @@ class Files(report.Benchmark):
     lines: Annotated[int, typer.Option(min=1, max=50_000, help="Lines of the file.")] = 1024
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=0.1, help="How long interactive requests are sent in a run.")] = 20.0
-    every_seconds: Annotated[
-        Sequence[float],
-        typer.Option("--every", parser=report.numbers, metavar="LIST", help="Seconds from one to the next."),
-    ] = (0.1, 0.7)
+    every: Annotated[Sequence[float], report.listed(report.numbers, "Seconds from one to the next.")] = (0.1, 0.7)
     max_tokens: report.MaxTokens = 64
     method = "file: from its batch's creation to its end; requests: of 256 items, back to back; interactive: open loop"
 
@@ -160,7 +157,7 @@ class Files(report.Benchmark):
                     self.repeats,
                     "time_to_first_token_p95_ms",
                 )
-                for seconds in self.every_seconds
+                for seconds in self.every
             ]
         whole.tables = [("A file and batch requests", [joined]), ("Interactive requests beside a file batch", beside)]
         return whole

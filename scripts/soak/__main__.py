@@ -106,12 +106,9 @@ class Soak:
             name = "limited" if dice.random() < _LIMITED else dice.choice(["standard", "enhanced"])
         key = "" if ask.without_key else self.keys[name]
         one = Outcome(ask, key[3:15], f"soak-{self.seed}-{number}", time.monotonic(), limited=name == "limited")
-        headers = {"X-Request-Id": one.request_id, "Content-Type": "application/json"}
-        headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        body = ask.body if isinstance(ask.body, bytes) else json.dumps(ask.body).encode() if ask.body else b""
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                await self._ask(session, one, headers, body, dice if leaves else None)
+                await self._ask(session, one, key, dice if leaves else None)
         except TimeoutError:
             one.ending = "hung"
         except (aiohttp.ClientError, OSError):
@@ -125,20 +122,15 @@ class Soak:
         if follow is not None:
             await self._one(session, follow, -number)
 
-    async def _ask(  # a request's parts
-        self,
-        session: aiohttp.ClientSession,
-        one: Outcome,
-        headers: dict[str, str],
-        body: bytes,
-        leaves: random.Random | None,
-    ) -> None:
+    async def _ask(self, session: aiohttp.ClientSession, one: Outcome, key: str, leaves: random.Random | None) -> None:
         """Read the whole answer; or leave before it, or in the middle of it."""
+        headers = {"X-Request-Id": one.request_id, "Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        body = one.ask.body if isinstance(one.ask.body, bytes | None) else json.dumps(one.ask.body).encode()
         waits, url = None if leaves is None else leaves.uniform(0, _LEAVES_SECONDS), self.hearth.url + one.ask.path
         try:
             async with asyncio.timeout(waits) as patience:
-                asking = session.request("POST" if body else "GET", url, data=body or None, headers=headers)
-                async with asking as answer:
+                async with session.request("POST" if body else "GET", url, data=body, headers=headers) as answer:
                     one.status, one.headers = answer.status, dict(answer.headers)
                     if leaves is not None and leaves.random() < 0.5:  # it stays for the beginning
                         patience.reschedule(asyncio.get_running_loop().time() + leaves.uniform(0, _LEAVES_SECONDS))
