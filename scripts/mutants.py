@@ -58,7 +58,7 @@ WANTED_PERCENT = 95.0
 LEAST_SECONDS = 10.0  # of processor time
 TIMES_AS_LONG = 5.0
 HANGS_AFTER_SECONDS = 30  # one test that waits for ever
-KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
+KILLED, SURVIVED = "killed", "survived"
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,7 @@ def run_all(mutants: Sequence[Mutant], limits: Mapping[str, float]) -> list[str]
                 pid, status = os.wait()
                 with contextlib.suppress(ProcessLookupError):  # what a test has started, too
                     os.killpg(pid, signal.SIGKILL)
-                late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-                outcomes[running.pop(pid)] = TIMED_OUT if late else KILLED if status else SURVIVED
+                outcomes[running.pop(pid)] = KILLED if status else SURVIVED
                 bar.update(task, advance=1, survived=outcomes.count(SURVIVED), refresh=True)
         finally:
             for pid in running:
@@ -300,12 +299,6 @@ def report(mutants: Sequence[Mutant], outcomes: Sequence[str], equivalent: int, 
     survivors = [mutant for mutant, outcome in zip(mutants, outcomes, strict=True) if outcome == SURVIVED]
     percent = 100.0 * (1 - len(survivors) / len(mutants)) if mutants else 100.0
     console = Console(width=None if sys.stdout.isatty() else 160)
-    summary = Table("file", "mutants", "killed", "timed out", "survived", "percent", title="Mutants")
-    for name in dict.fromkeys(mutant.target.file for mutant in mutants):
-        found = [outcome for mutant, outcome in zip(mutants, outcomes, strict=True) if mutant.target.file == name]
-        counts = [found.count(kind) for kind in (KILLED, TIMED_OUT, SURVIVED)]
-        summary.add_row(name, str(len(found)), *map(str, counts), f"{100.0 * (1 - counts[2] / len(found)):.1f}")
-    console.print(summary)
     if survivors:
         table = Table("where", "was", "becomes", title="What no test notices", show_lines=True)
         for mutant in survivors:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -138,7 +137,7 @@ def _free() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code: 1 if a step failed, 2 where a package is missing."""
+    """Return the exit code: 1 if a step failed."""
     parser = argparse.ArgumentParser(prog="scripts/proof/images.py", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("proof-images"), help="folder of the report")
     parser.add_argument("--profiles", default=",".join(_DISK_GIB), help="of models.yaml, separated by commas")
@@ -147,10 +146,6 @@ def main(arguments: list[str]) -> int:
     profiles = given.profiles.split(",")
     if unknown := set(profiles) - _DISK_GIB.keys():
         parser.error(f"there is no profile {min(unknown)}, only {', '.join(_DISK_GIB)}")
-    wanted = ("torch", "diffusers", "transformers", "pydantic", "msgspec", "yaml", "PIL")
-    if missing := [name for name in wanted if importlib.util.find_spec(name) is None]:
-        print(f"Packages are missing: {', '.join(missing)}. Install them with pip.", file=sys.stderr)
-        return 2
     import torch
 
     on_gpu = torch.cuda.is_available()
