@@ -277,7 +277,7 @@ class Proving:
         return found | {"loads_of_the_machine": loads}
 
     async def _memory(self, server: Server) -> dict[str, Any]:
-        """Compare for each model what the plan gave it with what it has; of GPUs part there are any."""
+        """Compare for each model what the plan gave it with what it has; of GPUs where there are any."""
         found, over = {}, []
         for model in (await _get(server, "/v1/admin/status"))["models"]:
             memory = model["memory"]
