@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, images, memory, speech, vectors
+from bench import batch, chat, fair, images, memory, speech, start, tracing, vectors
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -20,6 +20,9 @@ app = typer.Typer(
 for command in (
     chat.Chat,
     fair.Fair,
+    start.Start,
+    start.Killed,
+    tracing.Tracing,
     images.Images,
     batch.Batch,
     batch.Files,

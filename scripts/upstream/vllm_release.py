@@ -6,6 +6,7 @@ the functions that ours replace or call have other code than in the installed re
 
 import argparse
 import ast
+import json
 import subprocess
 import sys
 import tempfile
@@ -22,10 +23,11 @@ ROOT = Path(__file__).parents[2]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/check-vllm", description=__doc__)
     parser.add_argument("version", help="a release, like 0.33.0, or the path of a wheel")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hearth-check-vllm-") as folder:
         rows = findings(sources_of(asked.version, Path(folder)))
-    print(table(asked.version, rows))
+    print(json.dumps({"version": asked.version, "findings": rows}, indent=2) if asked.json else table(asked.version, rows))
     return int(any(row["kind"] == "needed" and row["problem"] != CHANGED for row in rows))
 
 
