@@ -48,9 +48,7 @@ _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hol
 _newcomers = _Patch("newcomers", "optional", "While the KV cache is full, a newcomer may wait for seconds.")
 _phases = _Patch("phases", "optional", "The start of a large model shows one phase for minutes.")
 _shared = _Patch("shared steps", "optional", "A short question waits until a long prompt before it has been read.")
-_first = _Patch(
-    "interactive first", "optional", "Questions beside a batch have its long steps until what runs has ended."
-)
+_first = _Patch("interactive first", "optional", "Questions beside a batch have its long steps until it has ended.")
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
 _cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
@@ -61,9 +59,7 @@ _kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a 
 _flashinfer = _Patch("flashinfer", "optional", "Without nvcc vLLM may choose kernels of FlashInfer, and end over them.")
 _groups = _Patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
 _prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
-_fresh = _Patch(
-    "fresh folders", "optional", "A model whose folder was replaced keeps its old tokenizer until a restart."
-)
+_fresh = _Patch("fresh folders", "optional", "A model in a replaced folder keeps its old tokenizer until a restart.")
 _steps = _Patch("text steps", "optional", "A token of plain text costs the server twice the time.")
 
 _ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
@@ -73,6 +69,11 @@ _INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
 _OUTPUTS = "vllm.v1.engine.output_processor"
 _XGRAMMAR = "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend"
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+_QUEUE = "vllm.v1.core.sched.request_queue.RequestQueue"
+_TOOL_PARSER = "vllm.tool_parsers.abstract_tool_parser.ToolParser"
+_HERMES = "vllm.tool_parsers.hermes_tool_parser.Hermes2ProToolParser"
+_PARSER_ENGINE = "vllm.parser.engine.parser_engine.ParserEngine"
+_LOGGER = "vllm.v1.metrics.loggers.PrometheusStatLogger"
 _RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
 _LOGGED = ("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls", "_perf_metrics_cls")
 _BUCKETS = ("_upper_bounds", "_buckets", "_sum")
@@ -134,23 +135,19 @@ NAMES: tuple[ForeignName, ...] = (
     _death(f"{_OUTPUTS}.OutputProcessor.propagate_error", "ends what waits for the engine", "e"),
     _checks(f"{_INPUTS}.structured_outputs_config", "None: grammars are checked by us"),
     _tools("vllm.parser.abstract_parser.Parser.tool_parser_cls", "replaced by a class with our layer on top"),
-    _tools("vllm.tool_parsers.abstract_tool_parser.ToolParser.engine_based_streaming", "tells which need no layer"),
+    _tools(f"{_TOOL_PARSER}.engine_based_streaming", "tells which need no layer"),
     _tools(
-        "vllm.tool_parsers.abstract_tool_parser.ToolParser.extract_tool_calls_streaming",
+        f"{_TOOL_PARSER}.extract_tool_calls_streaming",
         "overridden by our layer",
         "previous_text current_text delta_text previous_token_ids current_token_ids delta_token_ids request",
         overridden=True,
     ),
-    _marks("vllm.tool_parsers.hermes_tool_parser.Hermes2ProToolParser", "gets a layer of ours"),
-    _marks("vllm.tool_parsers.hermes_tool_parser.Hermes2ProToolParser._extract_tool_call_jsons", "overridden", "text"),
+    _marks(_HERMES, "gets a layer of ours"),
+    _marks(f"{_HERMES}._extract_tool_call_jsons", "overridden", "text"),
     _exact("vllm.parser.engine.adapters.ParserEngineToolAdapter._parser_engine_cls", "replaced by a class of ours"),
     _exact("vllm.parser.qwen3.Qwen3Parser", "the parser of Qwen's XML calls"),
-    _exact("vllm.parser.engine.parser_engine.ParserEngine._coerce_dict", "overridden: values", "args properties"),
-    _exact(
-        "vllm.parser.engine.parser_engine.ParserEngine._streamable_string_keys",
-        "overridden: values that are streamed before they are complete",
-        "properties",
-    ),
+    _exact(f"{_PARSER_ENGINE}._coerce_dict", "overridden: values", "args properties"),
+    _exact(f"{_PARSER_ENGINE}._streamable_string_keys", "overridden: values not yet complete", "properties"),
     _processes("vllm.v1.engine.utils.get_mp_context", "replaced: processes of ours, tied to the server", ""),
     _fork("multiprocessing.forkserver._forkserver", "the fork server of this process"),
     _fork("multiprocessing.forkserver.ForkServer._forkserver_pid", "whether it lives"),
@@ -161,42 +158,23 @@ NAMES: tuple[ForeignName, ...] = (
     _amx("torch.cpu._init_amx", "asks the kernel for it", ""),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.__init__", "wrapped"),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.executor", "replaced by one with more threads"),
-    _newcomers(f"{_SCHEDULER}.schedule", "wrapped"),
-    _newcomers(f"{_SCHEDULER}.running", "what may be preempted"),
-    _newcomers(f"{_SCHEDULER}.waiting", "who is next"),
-    _newcomers(f"{_SCHEDULER}.kv_cache_manager", "who got no blocks"),
-    _newcomers(f"{_SCHEDULER}._preempt_request", "preempts it", "request timestamp"),
-    _newcomers("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped"),
-    _newcomers("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
-    _phases("vllm.v1.executor.abstract.Executor.__init__", "wrapped: weights are read", "vllm_config"),
-    _phases(
-        "vllm.v1.engine.core.EngineCore._initialize_kv_caches",
-        "wrapped: a model is compiled and measured",
-        "vllm_config",
-    ),
-    _phases("vllm.v1.executor.abstract.Executor.compile_or_warm_up_model", "wrapped: it is tried out", ""),
-    _shared(f"{_SCHEDULER}.schedule", "wrapped"),
-    _shared(f"{_SCHEDULER}.running", "what is being read"),
-    _shared(f"{_SCHEDULER}.waiting", "who is next"),
-    _shared(f"{_SCHEDULER}.max_num_running_reqs", "whether there is a place"),
-    _shared(f"{_SCHEDULER}.max_num_scheduled_tokens", "what a step has"),
-    _shared(f"{_SCHEDULER}.scheduler_config", "what one prompt may have of it, for one step"),
-    _shared("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
-    _shared("vllm.v1.request.Request.is_prefill_chunk", "whether its prompt has been read"),
-    _first(f"{_SCHEDULER}.schedule", "wrapped"),
-    _first(f"{_SCHEDULER}.running", "what has a token in each step"),
-    _first(f"{_SCHEDULER}.waiting", "who is next"),
-    _first(f"{_SCHEDULER}.max_num_running_reqs", "how many places there are"),
-    _first(f"{_SCHEDULER}.scheduler_config", "what one prompt may have of a step"),
-    _first(f"{_SCHEDULER}.max_num_scheduled_tokens", "what a step has"),
-    _first("vllm.v1.request.Request.is_prefill_chunk", "whether its prompt has been read"),
+    *(each(f"{_SCHEDULER}.schedule", "wrapped") for each in (_newcomers, _shared, _first)),
+    *(each(f"{_SCHEDULER}.running", "what a step goes on with") for each in (_newcomers, _shared, _first)),
+    *(each(f"{_SCHEDULER}.waiting", "who is next") for each in (_newcomers, _shared, _first)),
+    *(each(f"{_QUEUE}.peek_request", "who is next", "") for each in (_newcomers, _shared, _first)),
+    *(each(f"{_SCHEDULER}.max_num_running_reqs", "how many places there are") for each in (_shared, _first)),
+    *(each(f"{_SCHEDULER}.max_num_scheduled_tokens", "what a step has") for each in (_shared, _first)),
+    *(each(f"{_SCHEDULER}.scheduler_config", "what one prompt may have of a step") for each in (_shared, _first)),
+    *(each("vllm.v1.request.Request.is_prefill_chunk", "whether its prompt is read") for each in (_shared, _first)),
+    *(each(f"{_SCHEDULER}.kv_cache_manager", "has the blocks") for each in (_newcomers, _first)),
+    *(each(f"{_SCHEDULER}._preempt_request", "preempts it", "request timestamp") for each in (_newcomers, _first)),
+    *(each("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped") for each in (_newcomers, _first)),
     _first("vllm.v1.request.Request.has_encoder_inputs", "whether it has pictures"),
-    _first(f"{_SCHEDULER}.kv_cache_manager", "whose blocks others may need"),
-    _first(f"{_SCHEDULER}._preempt_request", "preempts those", "request timestamp"),
-    _first("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped"),
-    _first("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
-    _first("vllm.v1.core.sched.request_queue.RequestQueue.remove_requests", "for one step", "requests"),
-    _first("vllm.v1.core.sched.request_queue.RequestQueue.prepend_requests", "likewise", "requests"),
+    _first(f"{_QUEUE}.remove_requests", "for one step", "requests"),
+    _first(f"{_QUEUE}.prepend_requests", "likewise", "requests"),
+    _phases("vllm.v1.executor.abstract.Executor.__init__", "wrapped: weights are read", "vllm_config"),
+    _phases("vllm.v1.engine.core.EngineCore._initialize_kv_caches", "wrapped: it is compiled, measured", "vllm_config"),
+    _phases("vllm.v1.executor.abstract.Executor.compile_or_warm_up_model", "wrapped: it is tried out", ""),
     _seeds(f"{_RUNNER}.sample_tokens", "wrapped", "grammar_output"),
     _seeds(f"{_RUNNER}.input_batch", "the requests of a step"),
     _seeds(f"{_RUNNER}.discard_request_mask", "whose token is thrown away"),
@@ -206,16 +184,16 @@ NAMES: tuple[ForeignName, ...] = (
     _compiling("vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper.__init__", "wrapped: torch's compiler is on"),
     _loading("torch.compiler.load_compiled_function", "wrapped: adds a method that vLLM asks for"),
     _loading("torch._dynamo.aot_compile.AOTCompiledFunction._artifacts", "leads to the object that lacks it"),
-    *(_metrics(f"vllm.v1.metrics.loggers.PrometheusStatLogger.{name}", "our own registry") for name in _LOGGED),
+    *(_metrics(f"{_LOGGER}.{name}", "our own registry") for name in _LOGGED),
     _metrics("vllm.v1.spec_decode.metrics.SpecDecodingProm._counter_cls", "likewise"),
     _metrics("vllm.v1.metrics.perf.PerfMetricsProm._counter_cls", "likewise"),
     _latencies(
-        "vllm.v1.metrics.loggers.PrometheusStatLogger.record",
+        f"{_LOGGER}.record",
         "overridden: times between tokens are sorted at once",
         "scheduler_stats iteration_stats mm_cache_stats engine_idx",
         overridden=True,
     ),
-    _latencies("vllm.v1.metrics.loggers.PrometheusStatLogger.histogram_inter_token_latency", "what takes them"),
+    _latencies(f"{_LOGGER}.histogram_inter_token_latency", "what takes them"),
     _latencies("vllm.v1.metrics.stats.IterationStats.inter_token_latencies_iter", "where they are"),
     *(_latencies(f"prometheus_client.Histogram.{name}", "takes them at once") for name in _BUCKETS),
     _kernels("vllm.engine.arg_utils.AsyncEngineArgs.ir_op_priority", "has vLLM take our kernels"),

@@ -86,29 +86,40 @@ def hide_flashinfer() -> None:
 
 def patches() -> dict[str, Callable[[], None]]:
     """Return the patches of an engine process, by their names in compat.py."""
+    schedule = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
+    allocate = "vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots"
+    executor = "vllm.v1.executor.abstract.Executor"
     runner = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
-    manager = "vllm.v1.structured_output.StructuredOutputManager"
-    compiler = "vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper"
-    found: dict[str, Callable[[], None]] = {
-        "amx": _init_amx,
-        "grammar threads": partial(_wrap, f"{manager}.__init__", _add_grammar_threads),
-        "newcomers": _preempt_for_newcomers,
-        "phases": _tell_phases,
-        "shared steps": partial(_wrap, "vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_beside_prompts),
-        "interactive first": _pause_background,
+    wrappers: dict[str, dict[str, Callable[..., Any]]] = {
+        "grammar threads": {"vllm.v1.structured_output.StructuredOutputManager.__init__": _add_grammar_threads},
+        "newcomers": {allocate: _note_who_got_no_blocks, schedule: _schedule_with_blocks_for_newcomers},
+        "phases": {
+            f"{executor}.__init__": _read_weights,
+            "vllm.v1.engine.core.EngineCore._initialize_kv_caches": _make_cache,
+            f"{executor}.compile_or_warm_up_model": _warm_up,
+        },
+        "shared steps": {schedule: _schedule_beside_prompts},
+        "interactive first": {allocate: _allocate_from_paused, schedule: _schedule_without_paused},
     }
     if runs_on_cpu():
-        found |= {
-            "seeds": partial(_wrap, f"{runner}.sample_tokens", _sample_discarded_tokens_unseeded),
-            "cache at start": partial(_wrap, f"{runner}.initialize_kv_cache_tensors", _commit_kv_cache_at_start),
-            "compile models only": partial(_wrap, f"{compiler}.__init__", _compile_only_models),
-            "load compiled code": partial(_wrap, "torch.compiler.load_compiled_function", _load_compiled_model),
+        wrappers |= {
+            "seeds": {f"{runner}.sample_tokens": _sample_discarded_tokens_unseeded},
+            "cache at start": {f"{runner}.initialize_kv_cache_tensors": _commit_kv_cache_at_start},
+            "compile models only": {
+                "vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper.__init__": _compile_only_models
+            },
+            "load compiled code": {"torch.compiler.load_compiled_function": _load_compiled_model},
         }
-    return found
+    return {"amx": _init_amx, **{name: partial(_wrap_all, each) for name, each in wrappers.items()}}
+
+
+def _wrap_all(wrappers: dict[str, Callable[..., Any]]) -> None:
+    """Have each called in the place of a method or function, which it gets as its first argument."""
+    for dotted, wrapper in wrappers.items():
+        _wrap(dotted, wrapper)
 
 
 def _wrap(dotted: str, wrapper: Callable[..., Any]) -> None:
-    """Have `wrapper` called in the place of a method or function, which it gets as its first argument."""
     place, _, name = dotted.rpartition(".")
     owner = pkgutil.resolve_name(place)
     inherited = getattr(owner, name)
@@ -133,15 +144,8 @@ def _add_grammar_threads(construct: Callable[..., None], manager: Any, *argument
         manager.executor = ThreadPoolExecutor(ENGINE_THREADS)
 
 
-def _tell_phases() -> None:
-    """For minutes, while a large model was read, compiled and tried out, a start did not say what it did."""
-    executor = "vllm.v1.executor.abstract.Executor"
-    _wrap(f"{executor}.__init__", _read_weights)
-    _wrap("vllm.v1.engine.core.EngineCore._initialize_kv_caches", _make_cache)
-    _wrap(f"{executor}.compile_or_warm_up_model", _warm_up)
-
-
 def _read_weights(construct: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    """For minutes, while a large model was read, compiled and tried out, a start did not say what it did."""
     tell_phase("reading the weights", 0.55)
     construct(*arguments, **named)
 
@@ -162,11 +166,6 @@ def _warm_up(warm_up: Callable[..., Any], executor: Any) -> Any:
     warmed_up = warm_up(executor)
     end_phases()
     return warmed_up
-
-
-def _preempt_for_newcomers() -> None:
-    _wrap("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", _note_who_got_no_blocks)
-    _wrap("vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_with_blocks_for_newcomers)
 
 
 def _note_who_got_no_blocks(allocate: Callable[..., Any], manager: Any, request: Any, *rest: Any, **named: Any) -> Any:
@@ -227,11 +226,6 @@ def _prompts_in_parts(limits: Any, tokens: int) -> Iterator[None]:
         yield
     finally:
         limits.long_prefill_token_threshold = before
-
-
-def _pause_background() -> None:
-    _wrap("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", _allocate_from_paused)
-    _wrap("vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_without_paused)
 
 
 def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
