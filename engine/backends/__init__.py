@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 from engine.admission import Admission
@@ -71,6 +71,17 @@ class Backend(Protocol):
 
     def terminate(self) -> None:
         """End it now."""
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of these at the same time. What one of them raises ends the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def end(backend: Backend) -> None:

@@ -21,7 +21,7 @@ from engine.backends import Backend
 from engine.backends.diffusers.model import ImageModel
 from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
-from engine.backends.vllm.engine import ChatTools, Launch, Sleep, VllmChat
+from engine.backends.vllm.engine import Launch, Sleep, VllmChat
 from engine.backends.vllm.pooling import VllmPooling
 from engine.backends.vllm.transcription import VllmTranscription
 from engine.config import (
@@ -234,15 +234,15 @@ class Loader:
         spec = planned.chat_spec(spec, is_demo=is_demo, of_kv=self.part_of_kv(spec))
         self._check_cache(spec)
         spec = await asyncio.to_thread(with_fitting_context, spec, folder, self._hardware, chosen=said is None)
-        tools = ChatTools(self._starter("grammars"), self._pictures)
+        tools = (self._starter("grammars"), self._pictures)
         adapters = self._adapters(spec, is_demo=is_demo)
         launch = Launch(spec, folder, self._starter_of(spec), report, self._metrics(), sleep, adapters=adapters)
         if not self.on_cpu:
-            return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager), tools)
+            return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager), *tools)
         if adapters or not self.compiled.choose(spec, folder):
-            return await VllmChat.load(replace(launch, compiled=False), tools)
+            return await VllmChat.load(replace(launch, compiled=False), *tools)
         with self.compiled.used(spec, folder):
-            return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None), tools)
+            return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None), *tools)
 
     async def _load_auxiliary(
         self, spec: AuxiliaryModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool

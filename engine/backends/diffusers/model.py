@@ -10,6 +10,7 @@ from typing import Self
 import msgspec
 
 from engine.admission import Room
+from engine.backends import together
 from engine.backends.diffusers.edits import MOST_PICTURES, check_edit, prepared, weight_of
 from engine.config import ImageModelSpec
 from engine.config.models import SIZES, ImageProfile
@@ -110,12 +111,7 @@ class ImageModel(WorkerBackend):
         job = msgspec.convert(replace(request, seed=first), ImageJob, from_attributes=True)
         job = msgspec.structs.replace(job, edit=edit, weight=weight)
         jobs = [msgspec.structs.replace(job, index=index, seed=(first + index) % _SEEDS) for index in range(request.n)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for one in jobs:
-                    group.create_task(self._make_one(one, request, events))
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        await together(self._make_one(one, request, events) for one in jobs)
 
     async def _make_one(self, job: ImageJob, request: ImageRequest, events: Stream[ImageEvent]) -> None:
         share = _WHOLE // max(1, self._profile.max_batch.of(request.size) // job.weight)

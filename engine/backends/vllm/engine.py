@@ -215,14 +215,6 @@ async def starting(
         undo.pop_all()
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTools:
-    """What a chat model needs beside its engine: a thread that starts compilers of grammars, and clients' pictures."""
-
-    grammar_starter: processes.StarterThread
-    pictures: Pictures
-
-
 class VllmChat(VllmEngine[ChatModelSpec]):
     """One loaded chat model. Made by `load`."""
 
@@ -237,14 +229,17 @@ class VllmChat(VllmEngine[ChatModelSpec]):
         self.refused_adapters: Mapping[str, str] = {}
 
     @classmethod
-    async def load(cls, launch: Launch[ChatModelSpec], tools: ChatTools) -> VllmChat:
+    async def load(
+        cls, launch: Launch[ChatModelSpec], grammar_starter: processes.StarterThread, pictures: Pictures
+    ) -> VllmChat:
         """Start the engine, check what models.yaml claims, and answer one warm-up prompt. Raises like `starting`."""
         await asyncio.to_thread(check_chat_folder, launch.weights)
         adapters = await asyncio.to_thread(Adapters.read, launch.adapters, launch.weights)
         async with starting(launch, lambda: engine_arguments(launch) | adapters.arguments()) as (engine, watch):
             launch.report("checking the chat template", 0.8)
             groups = await _kv_groups(engine)
-            serving = await launch.starter.run(partial(_build_serving, engine, launch, tools, groups))
+            build = partial(_build_serving, engine, launch.spec, grammar_starter, pictures, groups)
+            serving = await launch.starter.run(build)
             model = cls(engine, serving, launch, watch)
             model.lacks = await model._lacking()
             await serving.prepare()
@@ -263,8 +258,7 @@ class VllmChat(VllmEngine[ChatModelSpec]):
         Raises `LoadError` where its chat template refuses a plain question.
         """
         spec = self._launch.spec
-        found = {capability: why async for capability, why in self._found_lacking()}
-        lacking = {capability: why for capability, why in found.items() if capability in spec.capabilities}
+        lacking = {name: why async for name, why in self._found_lacking() if name in spec.capabilities}
         for capability, why in lacking.items():
             _log.warning(
                 "%s: models.yaml claims `%s`, but %s. It is served without it (docs/own-models.md).",
@@ -331,13 +325,11 @@ def _most_blocks(group: Mapping[str, Any]) -> int | None:
     return math.ceil(group["sliding_window"] / group["block_size"]) + 1 if is_window else None
 
 
-def _build_serving(
-    engine: Any, launch: Launch[ChatModelSpec], tools: ChatTools, groups: tuple[KvGroup, ...]
-) -> Serving:
+def _build_serving(*arguments: Any) -> Serving:
     """On a thread: importing it takes as long as vLLM does."""
     from engine.backends.vllm.serving import build_serving
 
-    return build_serving(engine, launch.spec, tools.grammar_starter, tools.pictures, groups)
+    return build_serving(*arguments)
 
 
 def _white_picture() -> str:

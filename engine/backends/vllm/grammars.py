@@ -274,11 +274,12 @@ def without_padding(tag: str, field: str) -> str:
     Of the XML-like styles only Qwen's: of the others, whitespace is part of what the models were trained on.
     """
     whole = json.loads(tag)
-    for node in _tags(whole):
+    for node in _formats(whole, "tag"):
         # Of gpt-oss: the mark could also be written in letters, which would be part of the arguments
-        if isinstance(end := node.get("end"), list) and "" in end:
+        end, content = node.get("end"), node["content"].get("type")
+        if content == "json_schema" and isinstance(end, list) and "" in end:
             node["end"] = [""]
-    for node in _schemas(whole):
+    for node in _formats(whole, "json_schema"):
         if node.get("style") == "qwen_xml":
             node["max_whitespace_cnt"] = _MOST_WHITESPACE
         if node.get("style", "json") == "json":
@@ -291,7 +292,7 @@ def is_light(tag: str) -> bool:
     """Whether a structural tag is certain to compile in no time: few schemas, of no more grammar than their text."""
     if len(tag) > _LIGHT_BYTES:
         return False
-    schemas = [node["json_schema"] for node in _schemas(json.loads(tag))]
+    schemas = [node["json_schema"] for node in _formats(json.loads(tag), "json_schema")]
     for schema in schemas:  # which grows meanwhile
         if len(schemas) > _LIGHT_NODES or not _is_plain(schema):
             return False
@@ -299,22 +300,14 @@ def is_light(tag: str) -> bool:
     return True
 
 
-def _tags(node: Any) -> Iterator[dict[str, Any]]:
-    """Yield the tags of a structural tag that hold nothing but a JSON schema."""
-    if isinstance(node, dict) and node.get("type") == "tag" and node["content"].get("type") == "json_schema":
+def _formats(node: Any, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a structural tag that are of a kind. What is within a JSON schema is the client's."""
+    own = node.get("type") if isinstance(node, dict) else None
+    if own == kind:
         yield node
-    elif isinstance(node, dict | list):
+    if own != "json_schema" and isinstance(node, dict | list):
         for item in node.values() if isinstance(node, dict) else node:
-            yield from _tags(item)
-
-
-def _schemas(node: Any) -> Iterator[dict[str, Any]]:
-    """Yield the formats of a structural tag that hold a JSON schema. What is within a schema is the client's."""
-    if isinstance(node, dict) and node.get("type") == "json_schema" and "json_schema" in node:
-        yield node
-    elif isinstance(node, dict | list):
-        for item in node.values() if isinstance(node, dict) else node:
-            yield from _schemas(item)
+            yield from _formats(item, kind)
 
 
 def _is_plain(schema: Any) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from engine.backends import together
 from engine.backends.vllm.engine import WARM_UP, EngineWatch, Launch, VllmAuxiliary, auxiliary_arguments, starting
 from engine.config import EmbeddingModelSpec, PoolingModelSpec
 from engine.errors import ContextLengthError, LoadError, RequestError
@@ -55,21 +56,16 @@ class Inputs:
 
         Raises `RequestError`, naming the input, for one that is too long, if it is not to be cut.
         """
-        texts = {}
-        for at, one in enumerate(given):
-            field = "input" if len(given) == 1 else f"input[{at}]"
+        fields = ["input"] if len(given) == 1 else [f"input[{at}]" for at in range(len(given))]
+        texts = []
+        for one, field in zip(given, fields, strict=True):
             if isinstance(one, str):
-                texts[at] = self._within_sight(prefix + one, field, truncate=truncate)
+                texts.append(self._within_sight(prefix + one, field, truncate=truncate))
             else:
                 self._check_ids(one, field)
-        read = self._tokenizer(list(texts.values()))["input_ids"] if texts else []
-        found = dict(zip(texts, read, strict=True))
-        made = []
-        for at, one in enumerate(given):
-            field = "input" if len(given) == 1 else f"input[{at}]"
-            ids = found[at] if isinstance(one, str) else list(one)
-            made.append(Input(self._fitting(ids, field, truncate=truncate)))
-        return made
+        read = iter(self._tokenizer(texts)["input_ids"] if texts else ())
+        ids = [next(read) if isinstance(one, str) else list(one) for one in given]
+        return [Input(self._fitting(one, field, truncate=truncate)) for one, field in zip(ids, fields, strict=True)]
 
     def of_pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[Input]:
         """Return the inputs of a query with each document; of one that is too long the document may be cut."""
@@ -216,16 +212,10 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
             await request.before_turn(tokens)
         rest = iter(enumerate(inputs))
         self.admission.arrive(request)
-        workers = [
-            asyncio.create_task(self._work(request, rest, task, stream, dimensions))
-            for _ in range(min(_AT_ONCE, len(inputs)))
-        ]
         try:
-            await asyncio.gather(*workers)
+            workers = min(_AT_ONCE, len(inputs))
+            await together(self._work(request, rest, task, stream, dimensions) for _ in range(workers))
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
             self.admission.depart(request)
 
     async def _work(

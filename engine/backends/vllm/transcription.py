@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Self, cast
 
 from engine.admission import Admission, Room
+from engine.backends import together
 from engine.backends.vllm.engine import WARM_UP, EngineWatch, Launch, VllmAuxiliary, auxiliary_arguments, starting
 from engine.config import TranscriptionModelSpec
 from engine.errors import GenerationError, LoadError, RequestError
@@ -80,13 +81,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
         try:
             async with self._files.enter(request.owner, prompt_tokens=1, max_tokens=0, urgency=request.urgency), sound:
                 hearing = _Hearing(request, cast("TranscriptionStream", stream), sound, request.language)
-                workers = [asyncio.create_task(self._work(hearing)) for _ in range(_AT_ONCE)]
-                try:
-                    await asyncio.gather(*workers)
-                finally:
-                    for worker in workers:
-                        worker.cancel()
-                    await asyncio.gather(*workers, return_exceptions=True)
+                await together(self._work(hearing) for _ in range(_AT_ONCE))
         finally:
             self.admission.depart(request)
 
