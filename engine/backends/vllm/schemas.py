@@ -227,10 +227,7 @@ def unenforced(schema: Any) -> str | None:
 
 
 def _unenforced(schema: Any) -> Iterator[str]:
-    if isinstance(schema, bool) or schema is None:
-        return
     if not isinstance(schema, dict):
-        yield "type"
         return
     keywords = schema.keys() & _CONSTRAINTS
     for leading in _LEADING:
@@ -368,8 +365,9 @@ def _apart(branches: Any) -> bool:
 def _told_apart(branches: list[dict[str, Any]], name: str) -> bool:
     seen: list[Any] = []
     for branch in branches:
-        part = branch.get("properties", {}).get(name, {})
-        values = [part["const"]] if isinstance(part, dict) and "const" in part else part.get("enum", [])
+        part = branch.get("properties", {}).get(name)
+        said = part if isinstance(part, dict) else {}  # `true` is any value
+        values = [said["const"]] if "const" in said else said.get("enum", [])
         if not values or any(value in seen for value in values):
             return False
         seen += values

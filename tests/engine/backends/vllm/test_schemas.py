@@ -121,6 +121,7 @@ _DEFS = {"$defs": {"one": {"type": "integer"}}}
     ("schema", "keyword"),
     [
         ({"type": "object", "properties": _A, "oneOf": [{"required": ["b"]}, {"required": ["c"]}]}, "oneOf"),
+        ({"oneOf": [{"type": "object", "properties": {"a": True}, "required": ["a"]}] * 2}, "oneOf"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/one", "minimum": 1000}}, **_DEFS}, "$ref"),
         ({"type": "integer", "not": {"minimum": 0}}, "not"),
         ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if"),
