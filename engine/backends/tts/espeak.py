@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.backends.tts.espeak_ng import library
-from engine.backends.tts.sound import loudness_lufs, stretch
+from engine.backends.tts.sound import gain, stretch
 from engine.errors import LoadError
 from engine.voices.espeak import LIMIT_BYTES, read_voice_file
 from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code, language_name
 from engine.voices.numbers import spell_numbers
 
-_LUFS = -20.0
 _MEASURED = "1 2 3 4 5 6 7 8 9 10"  # every language has words for them
 # It would spell letters of other scripts by their English names. Latin ones it reads as English where they are foreign.
 _SCRIPTS = {
@@ -65,9 +64,9 @@ class EspeakSpeech:
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
         sound = self._voice(str(speaker))
-        gain = _gain(self._language, sound)
+        louder = _gain(self._language, sound)
         self._library.choose(self._language, sound)
-        return stretch([self._library.speak(text, seed) * gain], self.sample_rate, speed)
+        return stretch([self._library.speak(text, seed) * louder], self.sample_rate, speed)
 
     def _read_voice(self, name: str) -> tuple[str, ...]:
         try:
@@ -84,8 +83,7 @@ class EspeakSpeech:
 def _gain(language: str, sound: tuple[str, ...]) -> np.float32:
     """What makes every voice equally loud. It outlives the models, because it takes longer than a sentence."""
     library().choose(language, sound)
-    samples = library().speak(spell_numbers(_MEASURED, language), 0)
-    return np.float32(10 ** ((_LUFS - loudness_lufs(samples, library().sample_rate)) / 20))
+    return gain(library().speak(spell_numbers(_MEASURED, language), 0), library().sample_rate)
 
 
 def _is_of(character: str, scripts: tuple[str, ...]) -> bool:

@@ -63,7 +63,7 @@ class EspeakNG:
         self._callback = _CALLBACK(self._take)  # the library keeps no reference
         self._library.espeak_SetSynthCallback(self._callback)
         self._library.espeak_ng_SetParameter(_VOLUME, _VOLUME_PERCENT, 0)
-        self._compiled: dict[str, str | None] = {}
+        self._dictionary = functools.cache(self._compile)
         self._chosen: tuple[str, tuple[str, ...]] | None = None
 
     def speaks(self, language: str) -> bool:
@@ -74,9 +74,7 @@ class EspeakNG:
         """Take a voice: a language (ISO 639-1) and the lines of a voice file. Raises `LoadError`."""
         if self._chosen == (language, sound):
             return
-        if language not in self._compiled:
-            self._compiled[language] = self._compile(language)
-        self._set_voice([*self._lines(language, self._compiled[language]), *sound, *_STEADY])
+        self._set_voice([*self._lines(language, self._dictionary(language)), *sound, *_STEADY])
         self._chosen = (language, sound)
 
     def speak(self, text: str, seed: int) -> NDArray[np.float32]:

@@ -42,9 +42,10 @@ class SpeechModel(WorkerBackend):
         """Start a worker for `voices`. It loads them when they are first asked for."""
         families = sorted({voice.family for voice in voices if voice.available})
         report(f"importing {', '.join(families) or 'nothing'}", 0.1)
-        options = {"mark": mark, "families": families}
         stall = spec.engine.stall_seconds
-        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
+        worker = await start_worker(
+            _SERVICE, (mark, families), report, threads=threads, on_cpu=on_cpu, stall_seconds=stall
+        )
         return cls(worker, spec)
 
     def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import embedding, linear
 from transformers import DacConfig, DacModel, Qwen3Config, Qwen3Model
 
-from engine.backends.tts.sound import loudness_lufs
+from engine.backends.tts.sound import gain
 from engine.errors import LoadError
 from engine.weights.safety import check_folder, check_no_code, check_safetensors, read_config
 
@@ -32,7 +32,6 @@ _LAYER_PENALTY = 5.0
 _POSITION_TEMPERATURE = 5.0
 # A sentence that is longer is spoken in parts, as the model has learned.
 _LONGEST_SECONDS = 15
-_LUFS = -20.0
 _EDGE_SECONDS = 0.1  # of silence that stays at both ends
 _SILENT = 0.003
 _MARKS = ("<|lang_start|>", "<|lang_end|>", "<|instruct_start|>", "<|instruct_end|>", "<|text_start|>", "<|text_end|>")
@@ -98,18 +97,17 @@ class OmniVoiceSpeech:
         return " ".join(text.split())
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        first, gain = self._voice(str(speaker))
+        first, louder = self._voice(str(speaker))
         torch.manual_seed(seed)
         parts = [self._sound(self._codes(part, str(speaker), speed, first)) for part in self._parts(text)]
-        return np.concatenate(parts) * gain
+        return np.concatenate(parts) * louder
 
     def _introduced(self, speaker: str) -> tuple[_Said, np.float32]:
         """Return what the voice is recognised by from now on, and what makes it as loud as others."""
         words = _FIRST_WORDS.get(speaker.partition(":")[0], _FIRST_WORDS["en"])
         torch.manual_seed(0)
         codes = self._codes(words, speaker, 1, None)
-        loudness = loudness_lufs(self._sound(codes), self.sample_rate)
-        return _Said(words, codes), np.float32(10 ** ((_LUFS - loudness) / 20))
+        return _Said(words, codes), gain(self._sound(codes), self.sample_rate)
 
     def _parts(self, text: str) -> list[str]:
         """Cut a text where it would take too long, at spaces as near to equal parts as they allow."""
@@ -149,10 +147,9 @@ def frames_of(text: str, first: _Said | None = None) -> float:
 
 
 def _length(text: str) -> float:
-    return sum(_letter_length(letter) for letter in text)
+    return sum(map(_letter_length, text))
 
 
-@lru_cache(4096)
 def _letter_length(letter: str) -> float:
     kind = _KINDS.get(unicodedata.category(letter)[0])
     return _LENGTHS.get(unicodedata.name(letter, "").partition(" ")[0], 1.0) if kind is None else kind

@@ -39,21 +39,17 @@ _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
 
-class SpeechOptions(msgspec.Struct, frozen=True):
-    """`mark`: whether files are marked as made by AI. `families`: those whose voices may be asked for."""
-
-    mark: bool
-    families: tuple[str, ...] = ()
-
-
 def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
-    """Make ready to speak, with `SpeechOptions`; voices are loaded when they are first asked for."""
-    asked = msgspec.msgpack.decode(options, type=SpeechOptions)
+    """Make ready to speak; voices are loaded when they are first asked for.
+
+    `options`: whether files are marked as made by AI, and the families whose voices may be asked for.
+    """
+    mark, families = msgspec.msgpack.decode(options, type=tuple[bool, list[str]])
     # What the first request does not wait for: torch takes seconds, and tables of languages some tenths of one.
-    for family in asked.families:
+    for family in families:
         _module(family)
     next(speakable(language_name("en"), "en"))
-    return SpeechService(outlet, mark=asked.mark)
+    return SpeechService(outlet, mark=mark)
 
 
 class Synthesizer(Protocol):
@@ -153,7 +149,6 @@ class SpeechService:
             self._outlet.done(job)
 
     def _remove(self, number: int) -> bool:
-        """Return whether it was there."""
         removed = self._running.pop(number, None)
         if removed is not None and all(job.asked.owner != removed.asked.owner for job in self._running.values()):
             del self._turns[removed.asked.owner]

@@ -138,6 +138,12 @@ _K_WEIGHTING = (
 )
 _BLOCK_SECONDS, _STEP_SECONDS = 0.4, 0.1
 _SILENCE_LUFS, _GATE_LU = -70.0, -10.0
+_LUFS = -20.0  # of every voice that says nothing of it itself
+
+
+def gain(samples: NDArray[np.float32], rate: int) -> np.float32:
+    """Return what makes a sound as loud as every voice."""
+    return np.float32(10 ** ((_LUFS - loudness_lufs(samples, rate)) / 20))
 
 
 def loudness_lufs(samples: NDArray[np.float32], rate: int) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from recorder import Recorder
 
 from engine import EngineError
-from engine.backends.tts.service import SpeechOptions, open_service
+from engine.backends.tts.service import open_service
 from engine.voices.types import SpeechChunk, SpeechJob
 
 TEXT = "Hello there. It is me! Who else?"
@@ -22,7 +22,7 @@ class Booth:
     def __init__(self, folder: Path, *, mark: bool = True) -> None:
         self.folder = folder
         self.recorder = Recorder(SpeechChunk)
-        options = msgspec.msgpack.encode(SpeechOptions(mark))
+        options = msgspec.msgpack.encode((mark, []))
         self.service = open_service(options, self.recorder, lambda _phase, _progress: None)
         self.numbers = iter(range(1, 1000))
 

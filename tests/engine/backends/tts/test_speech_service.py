@@ -253,7 +253,7 @@ def test_stretching_keeps_the_pitch(speed: float):
 async def test_a_worker_process_speaks(folder: Path):
     worker = await WorkerProcess.start(
         "engine.backends.tts.service:open_service",
-        {"mark": True, "families": ["vits"]},
+        (True, ["vits"]),
         lambda _phase, _progress: None,
         environment={"OMP_NUM_THREADS": "1"},
     )
