@@ -66,7 +66,6 @@ class Denoising:
         return self.scheduler.timesteps[self.first + self.steps_done]
 
     def read(self) -> Any:
-        """Return the latents as the model reads them."""
         return self.latents if flows(self.scheduler) else self.scheduler.scale_model_input(self.latents, self.timestep)
 
     def advance(self, prediction: Any) -> None:
@@ -102,8 +101,6 @@ class Family:
     """Arguments of the chat template, as the pipeline itself gives them."""
     negative_prompts_above: float | None = None
     """The guidance_scale above which it reads its negative prompt; None: it takes none."""
-    reads_in_parts: bool = False
-    """Whether its adapter takes prompts that are longer than its encoders do."""
     without: Mapping[str, Any] = field(default_factory=dict)
     """What is left out of it, by its own constructor's arguments."""
 
@@ -149,10 +146,6 @@ class Adapter:
         self.family = family
         self.device = pipe._execution_device  # noqa: SLF001  # as the pipelines do
         self.module: Any = sys.modules[type(pipe).__module__]  # with the sums that the pipeline makes its schedule by
-
-    def length(self, *texts: str | None) -> int | None:
-        """Return the `max_sequence_length` for these texts."""
-        return self.family.length_for(getattr(self.pipe, "tokenizer", None), *texts)
 
     def suits(self) -> bool:
         """Whether this pipeline, as it is configured, is run exactly like the family."""
@@ -213,7 +206,7 @@ class Adapter:
 
     def mask(self, plane: Any, edge: int) -> Any:
         """Return a mask, (1, 1, height, width), in the shape of the latents."""
-        side = 2 * (edge // (self.pipe.vae_scale_factor * 2))
+        side = edge // self.pipe.vae_scale_factor
         return interpolate(plane, size=(side, side))
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:

@@ -9,12 +9,7 @@ from engine.errors import RequestError, UnsupportedCapabilityError
 from engine.types import Edit, EditRequest, Picture
 
 # Pictures that a family takes at once. One that takes several looks at them; the others begin an image with theirs.
-MOST_PICTURES = {
-    "Flux2KleinPipeline": 4,
-    "QwenImagePipeline": 1,
-    "StableDiffusionXLPipeline": 1,
-    "ZImagePipeline": 1,
-}
+MOST_PICTURES = {"Flux2KleinPipeline": 4, "QwenImagePipeline": 1, "StableDiffusionXLPipeline": 1, "ZImagePipeline": 1}
 _STRENGTH = 0.7  # without a mask; within one all is made anew
 # What FLUX.2-klein is given to look at (its own bounds).
 _LEAST_SIDE = 64

@@ -5,12 +5,12 @@ A family without an adapter is run request by request.
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers.utils.torch_utils import randn_tensor
-from msgspec import structs
 from torch.nn.functional import interpolate
 from torch.nn.utils.rnn import pad_sequence
 
@@ -28,7 +28,7 @@ class Flux2Klein(Adapter):
     packing = 4
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
-        length = self.length(job.prompt)
+        length = self.family.length_for(self.pipe.tokenizer, job.prompt)
         prompt, text_ids = self.pipe.encode_prompt([job.prompt], max_sequence_length=length)
         positive = {"prompt": prompt, "text_ids": text_ids}
         if not guided or self.pipe.config.is_distilled:
@@ -167,10 +167,12 @@ def _mask(prompts: list[Any]) -> Any:
     return torch.arange(int(lengths.max()), device=lengths.device)[None, :] < lengths[:, None]
 
 
-def _read_twice(pipe: Any, job: ImageJob, *, guided: bool, **more: Any) -> tuple[Embeddings, Embeddings | None]:
+def _read_twice(
+    pipe: Any, text: str, against: str | None, *, guided: bool, **more: Any
+) -> tuple[Embeddings, Embeddings | None]:
     """Read a prompt word by word and as a whole (pooled), and what it is guided against if it is."""
     prompt, negative, pooled, negative_pooled = pipe.encode_prompt(
-        prompt=job.prompt, negative_prompt=job.negative_prompt, do_classifier_free_guidance=guided, **more
+        prompt=text, negative_prompt=against, do_classifier_free_guidance=guided, **more
     )
     positive = {"prompt": prompt, "pooled": pooled}
     return positive, {"prompt": negative, "pooled": negative_pooled} if guided else None
@@ -196,7 +198,7 @@ class StableDiffusion3(Adapter):
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
         more = {"prompt_2": None, "prompt_3": None, "max_sequence_length": self.family.sequence_length}
-        return _read_twice(self.pipe, job, guided=guided, **more)
+        return _read_twice(self.pipe, job.prompt, job.negative_prompt, guided=guided, **more)
 
     def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
         if not self.pipe.scheduler.config.get("use_dynamic_shifting", None):
@@ -226,18 +228,9 @@ class StableDiffusionXL(Adapter):
 
         The shorter of prompt and negative prompt gets empty parts. With a single part it is the pipeline's own way.
         """
-        prompts, negatives = self._prompts(job, guided=guided)
         read = [
-            _read_twice(
-                self.pipe,
-                structs.replace(
-                    job,
-                    prompt=prompts[at] if at < len(prompts) else "",
-                    negative_prompt=(negatives[at] if at < len(negatives) else "") if job.negative_prompt else None,
-                ),
-                guided=guided,
-            )
-            for at in range(max(len(prompts), len(negatives)))
+            _read_twice(self.pipe, prompt, against if job.negative_prompt else None, guided=guided)
+            for prompt, against in zip_longest(*self._prompts(job, guided=guided), fillvalue="")
         ]
         return _joined([positive for positive, _ in read]), _joined([away for _, away in read if away]) or None
 
@@ -283,10 +276,6 @@ class StableDiffusionXL(Adapter):
         if (scales := self._scales(latents)) is None:
             return latents * vae.config.scaling_factor
         return (latents - scales[0]) * vae.config.scaling_factor / scales[1]
-
-    def mask(self, plane: Any, edge: int) -> Any:
-        side = edge // self.pipe.vae_scale_factor
-        return interpolate(plane, size=(side, side))
 
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
         side = edge // self.pipe.vae_scale_factor
@@ -355,7 +344,7 @@ class ZImage(Adapter):
             job.prompt,
             negative_prompt=job.negative_prompt,
             do_classifier_free_guidance=guided,
-            max_sequence_length=self.length(job.prompt, job.negative_prompt),
+            max_sequence_length=self.family.length_for(self.pipe.tokenizer, job.prompt, job.negative_prompt),
         )
         return {"prompt": positive[0]}, {"prompt": negative[0]} if guided else None
 
@@ -394,10 +383,7 @@ FAMILIES = {
         negative_prompts_above=1, without={**dict.fromkeys(LEFT_OUT), "requires_safety_checker": False}
     ),
     "StableDiffusionXLPipeline": Family(
-        adapter=StableDiffusionXL,
-        negative_prompts_above=1,
-        reads_in_parts=True,
-        without={"add_watermarker": False},
+        adapter=StableDiffusionXL, negative_prompts_above=1, without={"add_watermarker": False}
     ),
     "ZImagePipeline": Family(
         adapter=ZImage,

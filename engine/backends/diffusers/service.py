@@ -85,7 +85,7 @@ class ImageService(Service):
         self._adapter = adapter_for(pipe)
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
-        self._parts = StableDiffusionXL(pipe, self._family) if self._family.reads_in_parts else None
+        self._parts = StableDiffusionXL(pipe, self._family) if self._family.adapter is StableDiffusionXL else None
         self._longest = self._family.longest
 
     @property
@@ -165,7 +165,7 @@ class ImageService(Service):
             if not part.startswith("tokenizer") or tokenizer is None:
                 continue
             limit = self._profile.max_prompt_tokens
-            if not self._family.reads_in_parts:
+            if self._parts is None:
                 limit = min(limit, self._longest or tokenizer.model_max_length)
                 if "CLIP" in type(tokenizer).__name__:
                     limit = min(limit, tokenizer.model_max_length)
