@@ -20,47 +20,46 @@ _T = TypeVar("_T")
 _log = logging.getLogger("hearth.vllm")
 
 
-class _Patch:
-    """Makes the entries of one patch. `without`: what happens where one of its names is gone."""
+def _patch(patch: str, kind: Kind, without: str, since: str = "0.32") -> Callable[..., ForeignName]:
+    """Return what makes the entries of one patch. `without`: what happens where one of its names is gone."""
 
-    def __init__(self, patch: str, kind: Kind, without: str, since: str = "0.32") -> None:
-        self._make = functools.partial(ForeignName, kind=kind, patch=patch, since=since, without=without)
-
-    def __call__(self, name: str, why: str, parameters: str | None = None, *, overridden: bool = False) -> ForeignName:
+    def entry(name: str, why: str, parameters: str | None = None, *, overridden: bool = False) -> ForeignName:
         known = None if parameters is None else tuple(parameters.split())
-        return self._make(name, why=why, parameters=known, overridden=overridden)
+        return ForeignName(name, kind, patch, why, since, without, known, overridden)
+
+    return entry
 
 
-_chat = _Patch("chat", "needed", "No chat model can be loaded.")
-_answers = _Patch("answers", "needed", "No chat request can be answered.")
-_schemas = _Patch("schemas", "needed", "Requests with a JSON schema or strict tools fail.")
-_end = _Patch("end", "optional", "Descriptors and threads of an engine that has ended stay until a garbage collection.")
-_death = _Patch("death", "optional", "Requests that are being tokenised learn a little later that the engine has died.")
-_checks = _Patch("grammar check", "optional", "vLLM parses each grammar once more, on the event loop.")
-_tools = _Patch("tool parsers", "optional", "Some older tool parsers lose calls that follow words, or parts of calls.")
-_marks = _Patch("marks in texts", "optional", "A Hermes call whose text has the mark of its end is cut there.")
-_exact = _Patch("exact values", "optional", "Values forced into Qwen's XML calls may keep white space at their ends.")
-_processes = _Patch("processes", "optional", "Engines are spawned by vLLM itself, on a CPU in 20 s instead of 5 s.")
-_fork = _Patch("fork server", "optional", "A fork server that died comes back without its libraries.", "Python 3.11")
-_settings = _Patch("settings", "optional", "vLLM reads its environment for each request: a fifteenth of the CPU time.")
-_amx = _Patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
-_grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
-_newcomers = _Patch("newcomers", "optional", "While the KV cache is full, a newcomer may wait for seconds.")
-_phases = _Patch("phases", "optional", "The start of a large model shows one phase for minutes.")
-_shared = _Patch("shared steps", "optional", "A short question waits until a long prompt before it has been read.")
-_first = _Patch("interactive first", "optional", "Questions beside a batch have its long steps until it has ended.")
-_seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
-_cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
-_compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
-_loading = _Patch("load compiled code", "optional", "On a CPU a compiled model is compiled again at each start.")
-_metrics = _Patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
-_latencies = _Patch("latencies", "optional", "A token costs the server a tenth more while vLLM counts for /metrics.")
-_kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
-_flashinfer = _Patch("flashinfer", "optional", "Without nvcc vLLM may choose kernels of FlashInfer, and end over them.")
-_groups = _Patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
-_prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
-_fresh = _Patch("fresh folders", "optional", "A model in a replaced folder keeps its old tokenizer until a restart.")
-_steps = _Patch("text steps", "optional", "A token of plain text costs the server twice the time.")
+_chat = _patch("chat", "needed", "No chat model can be loaded.")
+_answers = _patch("answers", "needed", "No chat request can be answered.")
+_schemas = _patch("schemas", "needed", "Requests with a JSON schema or strict tools fail.")
+_end = _patch("end", "optional", "Descriptors and threads of an engine that has ended stay until a garbage collection.")
+_death = _patch("death", "optional", "Requests that are being tokenised learn a little later that the engine has died.")
+_checks = _patch("grammar check", "optional", "vLLM parses each grammar once more, on the event loop.")
+_tools = _patch("tool parsers", "optional", "Some older tool parsers lose calls that follow words, or parts of calls.")
+_marks = _patch("marks in texts", "optional", "A Hermes call whose text has the mark of its end is cut there.")
+_exact = _patch("exact values", "optional", "Values forced into Qwen's XML calls may keep white space at their ends.")
+_processes = _patch("processes", "optional", "Engines are spawned by vLLM itself, on a CPU in 20 s instead of 5 s.")
+_fork = _patch("fork server", "optional", "A fork server that died comes back without its libraries.", "Python 3.11")
+_settings = _patch("settings", "optional", "vLLM reads its environment for each request: a fifteenth of the CPU time.")
+_amx = _patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
+_grammar_threads = _patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
+_newcomers = _patch("newcomers", "optional", "While the KV cache is full, a newcomer may wait for seconds.")
+_phases = _patch("phases", "optional", "The start of a large model shows one phase for minutes.")
+_shared = _patch("shared steps", "optional", "A short question waits until a long prompt before it has been read.")
+_first = _patch("interactive first", "optional", "Questions beside a batch have its long steps until it has ended.")
+_seeds = _patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
+_cache = _patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
+_compiling = _patch("compile models only", "optional", "On a CPU models run uncompiled.")
+_loading = _patch("load compiled code", "optional", "On a CPU a compiled model is compiled again at each start.")
+_metrics = _patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
+_latencies = _patch("latencies", "optional", "A token costs the server a tenth more while vLLM counts for /metrics.")
+_kernels = _patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
+_flashinfer = _patch("flashinfer", "optional", "Without nvcc vLLM may choose kernels of FlashInfer, and end over them.")
+_groups = _patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
+_prompts = _patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
+_fresh = _patch("fresh folders", "optional", "A model in a replaced folder keeps its old tokenizer until a restart.")
+_steps = _patch("text steps", "optional", "A token of plain text costs the server twice the time.")
 
 _ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
 _SERVING = "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat"

@@ -127,7 +127,6 @@ class Collector:
             self.on_finish()
 
     def put_last(self, delta: ChatDelta, usage: Usage, reason: str, stop_reason: int | str | None) -> None:
-        """Take the last piece of plain text, and why it is the last."""
         try:
             _finish(delta, reason, stop_reason)
         except GenerationError as error:
@@ -229,20 +228,12 @@ class ChatOutputs:
         delta.tool_calls = tuple(call for call in calls if parallel or call.index == 0)
         if self._count_reasoning:
             choice.token_ids += piece.token_ids
-            self._count(choice, parsed, delta, ended=piece.finish_reason is not None)
-
-    @staticmethod
-    def _count(choice: _Choice, parsed: CallStream, delta: ChatDelta, *, ended: bool) -> None:
-        """Keep the reasoning tokens: while it reasons, those are all so far. The parser counts once, at the end.
-
-        Parsers of models whose prompts begin the reasoning find none in the answer: then it is what came before the
-        answer proper.
-        """
-        if delta.reasoning:
-            choice.reasoning_tokens = choice.completion_tokens
-        if ended and choice.reasoning_tokens:
-            counted = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
-            choice.reasoning_tokens = counted or choice.reasoning_tokens
+            if delta.reasoning:
+                choice.reasoning_tokens = choice.completion_tokens  # while it reasons, those are all so far
+            if choice.finished and choice.reasoning_tokens:
+                # Parsers of models whose prompts begin the reasoning find none: then it is what came before the answer.
+                counted = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
+                choice.reasoning_tokens = counted or choice.reasoning_tokens
 
 
 @dataclass(slots=True)

@@ -20,13 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.admission import (
-    BACKGROUND_PRIORITY,
-    BACKGROUND_QUIET_SECONDS,
-    BATCH_PRIORITY,
-    SEQUENCE,
-    beside_interactive,
-)
+from engine.admission import BACKGROUND_PRIORITY, BACKGROUND_QUIET_SECONDS, BATCH_PRIORITY, SEQUENCE, beside_interactive
 from engine.backends.vllm.compat import apply
 from engine.backends.vllm.grammars import ENGINE_THREADS
 from engine.backends.vllm.processes import end_phases, runs_on_cpu, tell_phase, tie_to_parent

@@ -173,12 +173,12 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
         self._check_dimensions(request.dimensions)
         texts, prefix = self._inputs.of_texts, self._prefix(request)
         inputs = await asyncio.to_thread(texts, request.inputs, prefix, truncate=request.truncate)
-        await self._pool(request, inputs, "embed", stream, request.dimensions)
+        await self._pool(request, inputs, stream)
 
     async def _rerank(self, request: RerankRequest, stream: Stream[Pooled]) -> None:
         pairs, query = self._inputs.of_pairs, request.query
         inputs = await asyncio.to_thread(pairs, query, request.documents, truncate=request.truncate)
-        await self._pool(request, inputs, "classify", stream)
+        await self._pool(request, inputs, stream)
 
     def _check_dimensions(self, asked: int | None) -> None:
         spec, made = self._launch.spec, self.dimensions
@@ -193,20 +193,13 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
         if not least <= asked <= made:
             raise RequestError(f"`dimensions` is from {least} to {made} for this model.", param="dimensions")
 
-    async def _pool(
-        self,
-        request: PoolingRequest,
-        inputs: Sequence[Input],
-        task: str,
-        stream: Stream[Pooled],
-        dimensions: int | None = None,
-    ) -> None:
+    async def _pool(self, request: PoolingRequest, inputs: Sequence[Input], stream: Stream[Pooled]) -> None:
         """Have all inputs computed, some at a time."""
         tokens = sum(len(one.ids) for one in inputs)
         if tokens > MOST_TOKENS:
             raise RequestError(
                 f"The inputs have {tokens} tokens together, and a request may have {MOST_TOKENS}. Send fewer at once.",
-                param="input" if task == "embed" else "documents",
+                param="documents" if self._layout is None else "input",
             )
         if request.before_turn is not None:
             await request.before_turn(tokens)
@@ -214,21 +207,15 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
         self.admission.arrive(request)
         try:
             workers = min(_AT_ONCE, len(inputs))
-            await together(self._work(request, rest, task, stream, dimensions) for _ in range(workers))
+            await together(self._work(request, rest, stream) for _ in range(workers))
         finally:
             self.admission.depart(request)
 
-    async def _work(
-        self,
-        request: PoolingRequest,
-        rest: Iterator[tuple[int, Input]],
-        task: str,
-        stream: Stream[Pooled],
-        dimensions: int | None,
-    ) -> None:
+    async def _work(self, request: PoolingRequest, rest: Iterator[tuple[int, Input]], stream: Stream[Pooled]) -> None:
         from engine.backends.vllm.outputs import TranslatedErrors
 
         errors = TranslatedErrors(self.max_input_tokens, None)
+        dimensions = request.dimensions if isinstance(request, EmbeddingRequest) else None
         for index, one in rest:
             urgency = request.urgency if index < _INTERACTIVE_INPUTS else max(request.urgency, Urgency.BATCH)
             ticket = self.admission.enter(
@@ -237,20 +224,21 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
             async with ticket:
                 stream.dispatched()
                 with errors:
-                    made = await self._encoded(f"pool-{request.request_id}-{index}", one, task, ticket.priority)
+                    made = await self._encoded(f"pool-{request.request_id}-{index}", one, ticket.priority)
                 # A step brings up to 64 at once. One in each round of the event loop, so that chats go on between them.
                 async with self._turn:
                     await asyncio.sleep(0)
                 ticket.answer_tokens = 1  # how long it took is how long others will
             stream.put(Pooled(index, len(one.ids), self._numbers(made, dimensions)))
 
-    async def _encoded(self, name: str, given: Input, task: str, priority: int) -> Tensor:
+    async def _encoded(self, name: str, given: Input, priority: int) -> Tensor:
         """Return what the model makes of an input. Cancelling aborts it."""
         from vllm.inputs.engine import tokens_input
         from vllm.pooling_params import PoolingParams
 
         # A score is asked for as it is before a sigmoid, which makes all that are large enough equal.
-        parameters = PoolingParams(task=task, use_activation=None if task == "embed" else False)
+        scored = PoolingParams(task="classify", use_activation=False)
+        parameters = scored if self._layout is None else PoolingParams(task="embed")
         if given.second is not None:
             parameters.extra_kwargs = {"compressed_token_type_ids": given.second}
         async for output in self._engine.encode(tokens_input(given.ids), parameters, name, priority=priority):
@@ -294,7 +282,6 @@ def _read_folder(launch: Launch[PoolingModelSpec]) -> tuple[VectorLayout | None,
 def pooling_arguments(
     launch: Launch[PoolingModelSpec], layout: VectorLayout | None, longest: int | None, saved_in: str | None
 ) -> dict[str, Any]:
-    """Return vLLM's `AsyncEngineArgs`."""
     from vllm.config import PoolerConfig
 
     engine = launch.spec.engine

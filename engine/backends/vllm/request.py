@@ -77,7 +77,6 @@ def translate(request: ChatRequest, *, stream: bool) -> ChatCompletionRequest:
 
 
 def translate_text(request: TextRequest) -> CompletionRequest:
-    """Build vLLM's request for plain texts, likewise."""
     return CompletionRequest.model_construct(
         **_sampling(request),
         stream=True,  # outputs hold what is new, not everything so far

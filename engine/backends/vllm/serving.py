@@ -305,13 +305,7 @@ class Serving:
         core.reasoning_ended = reasoning["reasoning_ended"]
         core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
         streams = [CallStream(parser, vllm_request, tokenizer) for parser in parsers]
-        return ChatOutputs(
-            serving,
-            vllm_request,
-            streams,
-            count_reasoning=self.reasons,
-            grammar_field=field,
-        ), None
+        return ChatOutputs(serving, vllm_request, streams, count_reasoning=self.reasons, grammar_field=field), None
 
     def _adapter(self, request: ChatRequest | TextRequest) -> Any:
         """Return vLLM's request for the adapter that is asked for, if any; where the demo answers, there are none."""
@@ -328,7 +322,6 @@ class Serving:
     def _core_request(  # noqa: PLR0913, PLR0917  # all that vLLM takes of a request
         self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int, adapter: Any
     ) -> Any:
-        """Return vLLM's request to its core."""
         parameters = vllm_request.to_sampling_params(max_tokens, self.vllm.default_sampling_params)
         core = self._engine.input_processor.process_inputs(
             name, inputs, parameters, ("generate",), priority=priority, lora_request=adapter

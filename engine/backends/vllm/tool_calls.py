@@ -98,11 +98,8 @@ class CallStream:
         self._content = ""
         # A grammar lets a model spell the marks of a call letter by letter, and vLLM takes those for content
         tool_parser, choice = getattr(parser, "tool_parser_cls", None), request.tool_choice
-        self._only_calls = getattr(tool_parser, "forced_is_calls", False) and choice not in (
-            None,
-            "auto",
-            "none",
-        )  # a choice by name has no hash
+        forced = choice not in (None, "auto", "none")  # a tuple: a choice by name has no hash
+        self._only_calls = forced and getattr(tool_parser, "forced_is_calls", False)
         self.calls: dict[int, tuple[str, str]] = {}
         """Name and arguments so far, by their index."""
 

@@ -192,7 +192,6 @@ class _Hearing:
         self.before.set()
 
     def put(self, scribe: Scribe) -> None:
-        """Put what is done of a piece into the stream."""
         for segment in scribe.done:
             self.stream.put(segment)
         scribe.done.clear()
@@ -201,15 +200,16 @@ class _Hearing:
 class Words:
     """The tokens of one model: those that begin a transcript, times, and languages. Blocking to make."""
 
-    def __init__(self, tokenizer: Any, context: int, folder: WhisperFolder, *, translates: bool) -> None:
-        self.tokenizer, self.context = tokenizer, context
+    def __init__(self, engine: Any, folder: WhisperFolder, spec: TranscriptionModelSpec) -> None:
+        self.tokenizer, self.context = engine.renderer.tokenizer, engine.model_config.max_model_len
         self._folder = folder
-        self._known: Mapping[str, int] = tokenizer.get_added_vocab()
+        self._known: Mapping[str, int] = self.tokenizer.get_added_vocab()
         if _START not in self._known:
-            raise LoadError(f"its tokenizer has no {_START}, with which every transcript of Whisper begins")
-        if translates and not (folder.multilingual and _TRANSLATE in self._known):
-            raise LoadError("models.yaml claims `translation`, but it was not trained for it. Take that out")
-        self.end: int = tokenizer.eos_token_id
+            raise LoadError(f"{spec.id}: its tokenizer has no {_START}, with which every transcript of Whisper begins.")
+        if "translation" in spec.capabilities and not (folder.multilingual and _TRANSLATE in self._known):
+            raise LoadError(
+                f"{spec.id}: models.yaml claims `translation`, but it was not trained for it. Take that out."
+            )
         self.special = frozenset(self._known.values())
         self.times = {token: float(found[1]) for name, token in self._known.items() if (found := _TIME.fullmatch(name))}
         self.languages: dict[str, int] = {}
@@ -299,14 +299,9 @@ def _words_of(engine: Any, folder: WhisperFolder, spec: TranscriptionModelSpec) 
     """Blocking: what requests import later on the event loop is imported here first, for seconds."""
     for name in ("vllm.renderers.inputs.preprocess", "vllm.sampling_params", "engine.backends.vllm.outputs"):
         importlib.import_module(name)
-    translates = "translation" in spec.capabilities
-    try:
-        return Words(engine.renderer.tokenizer, engine.model_config.max_model_len, folder, translates=translates)
-    except LoadError as error:
-        raise LoadError(f"{spec.id}: {error.message}.") from error
+    return Words(engine, folder, spec)
 
 
 def transcription_arguments(launch: Launch[TranscriptionModelSpec], folder: WhisperFolder) -> dict[str, Any]:
-    """Return vLLM's `AsyncEngineArgs`."""
     own = {"limit_mm_per_prompt": {"audio": 1}, "mm_processor_cache_gb": 0}
     return {**auxiliary_arguments(launch, folder.saved_in), **own}
