@@ -95,19 +95,14 @@ class Family:
     adapter: "type[Adapter] | None" = None
     sequence_length: int | None = None
     """The `max_sequence_length` that it is called with, if it has one: what it pads to decides some pictures."""
-    most_lengths: int = 1
-    """How many times that a prompt may have, which is then padded to as many of them as it needs."""
+    longest: int | None = None
+    """Tokens that it reads at most, in as many of those lengths as it needs; None: as many as its tokenizers say."""
     chat: Mapping[str, bool] | None = None
     """Arguments of the chat template, as the pipeline itself gives them."""
     negative_prompts_above: float | None = None
     """The guidance_scale above which it reads its negative prompt; None: it takes none."""
     without: Mapping[str, Any] = field(default_factory=dict)
     """What is left out of it, by its own constructor's arguments."""
-
-    @property
-    def longest(self) -> int | None:
-        """Tokens that it reads at most; None: as many as its tokenizers say."""
-        return None if self.sequence_length is None else self.sequence_length * self.most_lengths
 
     def count(self, tokenizer: Any, text: str) -> int:
         """Return how many tokens it reads for a text, with those of its chat template."""
@@ -119,10 +114,11 @@ class Family:
 
     def length_for(self, tokenizer: Any, *texts: str | None) -> int | None:
         """Return the `max_sequence_length` to call it with for the longest of these texts."""
-        if self.sequence_length is None or self.most_lengths == 1:
-            return self.sequence_length
+        length, longest = self.sequence_length, self.longest
+        if length is None or longest is None or longest == length:
+            return length
         tokens = max(self.count(tokenizer, text) for text in texts if text is not None)
-        return self.sequence_length * min(self.most_lengths, max(1, -(-tokens // self.sequence_length)))
+        return min(longest, length * max(1, -(-tokens // length)))
 
 
 class Adapter:
@@ -146,6 +142,10 @@ class Adapter:
         self.family = family
         self.device = pipe._execution_device  # noqa: SLF001  # as the pipelines do
         self.module: Any = sys.modules[type(pipe).__module__]  # with the sums that the pipeline makes its schedule by
+
+    @property
+    def vae(self) -> Any:
+        return self.pipe.vae
 
     def suits(self) -> bool:
         """Whether this pipeline, as it is configured, is run exactly like the family."""
@@ -200,9 +200,13 @@ class Adapter:
 
     def encode(self, pixels: Any, generator: torch.Generator) -> Any:
         """Return the latents of a picture, (1, 3, height, width) from -1 to 1. The reverse of `unscaled`."""
-        vae = self.pipe.vae
-        latents = vae.encode(pixels.to(self.device, vae.dtype)).latent_dist.sample(generator)
-        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        latents = self.vae.encode(pixels.to(self.device, self.vae.dtype)).latent_dist.sample(generator)
+        mean, factor = self.scales(latents)
+        return (latents - mean) * factor
+
+    def scales(self, latents: Any) -> tuple[Any, Any]:  # noqa: ARG002  # others go by its device and dtype
+        """Return the mean of the VAE's latents, and what they are multiplied by for the model."""
+        return self.vae.config.shift_factor, self.vae.config.scaling_factor
 
     def mask(self, plane: Any, edge: int) -> Any:
         """Return a mask, (1, 1, height, width), in the shape of the latents."""
@@ -270,9 +274,10 @@ class Adapter:
         return self.pipe.image_processor.postprocess(pixels, output_type="np")[0]
 
     def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some latents do not know their size
-        """Return latents as the VAE wants them; here they were scaled and shifted."""
-        vae = self.pipe.vae
-        return latents.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
+        """Return latents as the VAE wants them."""
+        latents = latents.to(self.vae.dtype)
+        mean, factor = self.scales(latents)
+        return latents / factor + mean
 
 
 def seeded(seed: int) -> torch.Generator:

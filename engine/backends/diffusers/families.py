@@ -107,10 +107,7 @@ class QwenImage(Adapter):
         return {"prompt": self.pipe.encode_prompt([text], max_sequence_length=self.family.longest)[0]}
 
     def encode(self, pixels: Any, generator: torch.Generator) -> Any:
-        vae = self.pipe.vae
-        latents = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist.sample(generator)
-        mean, scale = self._scales(latents)
-        return self._packed(((latents - mean) * scale)[:, :, 0])
+        return self._packed(super().encode(pixels[:, :, None], generator)[:, :, 0])
 
     def mask(self, plane: Any, edge: int) -> Any:
         channels = self.pipe.transformer.config.in_channels // self.packing
@@ -119,12 +116,11 @@ class QwenImage(Adapter):
     def _packed(self, latents: Any) -> Any:
         return self.pipe._pack_latents(latents, *latents.shape)  # noqa: SLF001  # as the pipeline does
 
-    def _scales(self, latents: Any) -> tuple[Any, Any]:
-        """Return the mean of the VAE's latents, and one over their deviation."""
-        config = self.pipe.vae.config
+    def scales(self, latents: Any) -> tuple[Any, Any]:
+        config = self.vae.config
         values = torch.tensor(config.latents_mean), 1.0 / torch.tensor(config.latents_std)
-        mean, scale = (one.view(1, config.z_dim, 1, 1, 1).to(latents.device, latents.dtype) for one in values)
-        return mean, scale
+        mean, factor = (one.view(1, config.z_dim, 1, 1, 1).to(latents.device, latents.dtype) for one in values)
+        return mean, factor
 
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
         prompts = [prompt[0] for prompt in embeddings(states, "prompt")]
@@ -146,10 +142,8 @@ class QwenImage(Adapter):
         return both * (torch.norm(towards, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
 
     def unscaled(self, latents: Any, edge: int) -> Any:
-        vae = self.pipe.vae
-        latents = self.pipe._unpack_latents(latents, edge, edge, self.pipe.vae_scale_factor).to(vae.dtype)  # noqa: SLF001
-        mean, scale = self._scales(latents)
-        return latents / scale + mean
+        unpacked = self.pipe._unpack_latents(latents, edge, edge, self.pipe.vae_scale_factor)  # noqa: SLF001
+        return super().unscaled(unpacked, edge)
 
 
 def _cut(pixels: Any, multiple: int) -> Any:
@@ -270,13 +264,6 @@ class StableDiffusionXL(Adapter):
     def begins_with_noise(self, start: Start, strength: float) -> bool:
         return start.mask is not None and strength == 1
 
-    def encode(self, pixels: Any, generator: torch.Generator) -> Any:
-        vae = self._upcast_vae()
-        latents = vae.encode(pixels.to(self.device, vae.dtype)).latent_dist.sample(generator)
-        if (scales := self._scales(latents)) is None:
-            return latents * vae.config.scaling_factor
-        return (latents - scales[0]) * vae.config.scaling_factor / scales[1]
-
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
         side = edge // self.pipe.vae_scale_factor
         shape = (1, self.pipe.unet.config.in_channels, side, side)
@@ -304,15 +291,9 @@ class StableDiffusionXL(Adapter):
         )
         return times.to(self.device).repeat(len(pooled), 1)
 
-    def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # latents here know their size
-        vae = self._upcast_vae()
-        latents = latents.to(vae.dtype)
-        if (scales := self._scales(latents)) is None:
-            return latents / vae.config.scaling_factor
-        return latents * scales[1] / vae.config.scaling_factor + scales[0]
-
-    def _upcast_vae(self) -> Any:
-        """Return the VAE in bfloat16, or 32 bits on old GPUs, if it overflows in half precision; once is enough.
+    @property
+    def vae(self) -> Any:
+        """The VAE in bfloat16, or 32 bits on old GPUs, if it overflows in half precision; once is enough.
 
         In 32 bits a picture of 1024 x 1024 took 4.8 GiB beside the weights, twice what is planned (H100).
         """
@@ -322,14 +303,13 @@ class StableDiffusionXL(Adapter):
             vae.to(dtype=torch.float32 if old_gpu else torch.bfloat16)
         return vae
 
-    def _scales(self, latents: Any) -> tuple[Any, Any] | None:
-        """Return mean and deviation of the VAE's latents, where it says them."""
+    def scales(self, latents: Any) -> tuple[Any, Any]:
         config = self.pipe.vae.config
         values = (getattr(config, "latents_mean", None), getattr(config, "latents_std", None))
         if None in values:
-            return None
+            return 0.0, config.scaling_factor
         mean, deviation = (torch.tensor(one).view(1, -1, 1, 1).to(latents.device, latents.dtype) for one in values)
-        return mean, deviation
+        return mean, config.scaling_factor / deviation
 
 
 class ZImage(Adapter):
@@ -372,13 +352,13 @@ _LONG = 3072
 
 FAMILIES = {
     "Flux2KleinPipeline": Family(
-        adapter=Flux2Klein, sequence_length=512, most_lengths=_LONG // 512, chat={"enable_thinking": False}
+        adapter=Flux2Klein, sequence_length=512, longest=_LONG, chat={"enable_thinking": False}
     ),
-    "FluxPipeline": Family(sequence_length=512),
-    "QwenImagePipeline": Family(
-        adapter=QwenImage, sequence_length=1024, most_lengths=_LONG // 1024, negative_prompts_above=1
+    "FluxPipeline": Family(sequence_length=512, longest=512),
+    "QwenImagePipeline": Family(adapter=QwenImage, sequence_length=1024, longest=_LONG, negative_prompts_above=1),
+    "StableDiffusion3Pipeline": Family(
+        adapter=StableDiffusion3, sequence_length=256, longest=256, negative_prompts_above=1
     ),
-    "StableDiffusion3Pipeline": Family(adapter=StableDiffusion3, sequence_length=256, negative_prompts_above=1),
     "StableDiffusionPipeline": Family(
         negative_prompts_above=1, without={**dict.fromkeys(LEFT_OUT), "requires_safety_checker": False}
     ),
@@ -388,7 +368,7 @@ FAMILIES = {
     "ZImagePipeline": Family(
         adapter=ZImage,
         sequence_length=512,
-        most_lengths=_LONG // 512,
+        longest=_LONG,
         chat={"enable_thinking": True},
         negative_prompts_above=0,
     ),
