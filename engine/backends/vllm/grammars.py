@@ -74,14 +74,10 @@ class Grammars:
 
     async def bind_outputs(self, request: Any, wanted: Mapping[str, Any], owner: str) -> None:
         """Do the same with one constraint of vLLM's own field: a `json`, `json_object`, `choice` or `regex`."""
-        from vllm.sampling_params import StructuredOutputsParams
-
         field = "structured_outputs"
         ((kind, value),) = wanted.items()
         if kind == "regex":
-            await self._check("REGEX", value, owner, field)
-            request.structured_outputs = StructuredOutputsParams(regex=value)
-            _choose_backend(request.structured_outputs)
+            await self._bind(request, value, owner, field, kind="regex")
             return
         if kind == "json":
             keyword = unenforced(_well_formed(value, field))
@@ -138,11 +134,11 @@ class Grammars:
         if verdict == "invalid":
             raise invalid_schema(field)
 
-    async def _bind(self, request: Any, tag: str, owner: str, field: str) -> None:
+    async def _bind(self, request: Any, grammar: str, owner: str, field: str, kind: str = "structural_tag") -> None:
         from vllm.sampling_params import StructuredOutputsParams
 
-        await self._check("STRUCTURAL_TAG", tag, owner, field)
-        request.structured_outputs = StructuredOutputsParams(structural_tag=tag)
+        await self._check(kind.upper(), grammar, owner, field)
+        request.structured_outputs = StructuredOutputsParams(**{kind: grammar})
         _choose_backend(request.structured_outputs)
         request.response_format = None
 
