@@ -4,13 +4,13 @@ A voice is a file of its model folder; the library is that of the package espeak
 """
 
 import re
-import unicodedata
 from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.backends.tts import only_of
 from engine.backends.tts.espeak_ng import library
 from engine.backends.tts.sound import gain, stretch
 from engine.errors import LoadError
@@ -31,7 +31,6 @@ _SCRIPTS = {
 # In these an apostrophe is a consonant, which the library drops at a word's end. After a quotation mark it closes.
 _WITH_GLOTTAL_STOPS = ("so", "om")
 _LAST_APOSTROPHE = re.compile(r"(?<![\w'\u2018\u2019])(\w+)['\u2019](?!\w)")
-_OF_ANY_SCRIPT = ("COMBINING", "MODIFIER")
 
 
 def load(folder: Path) -> "EspeakSpeech":
@@ -60,7 +59,7 @@ class EspeakSpeech:
         if self._language in _WITH_GLOTTAL_STOPS:
             text = _LAST_APOSTROPHE.sub("\\1\u02bc", text)
         scripts = _SCRIPTS.get(self._language)
-        return text if scripts is None else "".join(letter if _is_of(letter, scripts) else " " for letter in text)
+        return text if scripts is None else only_of(text, *scripts)
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
         sound = self._voice(str(speaker))
@@ -84,9 +83,3 @@ def _gain(language: str, sound: tuple[str, ...]) -> np.float32:
     """What makes every voice equally loud. It outlives the models, because it takes longer than a sentence."""
     library().choose(language, sound)
     return gain(library().speak(spell_numbers(_MEASURED, language), 0), library().sample_rate)
-
-
-def _is_of(character: str, scripts: tuple[str, ...]) -> bool:
-    if unicodedata.category(character)[0] not in "LM":
-        return True
-    return unicodedata.name(character, "").startswith((*scripts, *_OF_ANY_SCRIPT))

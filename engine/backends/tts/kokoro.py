@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from engine.backends.tts import check_complete
 from engine.backends.tts.espeak_ng import library
 from engine.backends.tts.kokoro_net import SAMPLE_RATE, Kokoro, load_weights
 from engine.backends.tts.sound import stretch
@@ -50,9 +51,7 @@ def load(folder: Path) -> "KokoroSpeech":
     check_safetensors(file)
     config = read_config(folder / "config.json")
     model = Kokoro(config).eval()
-    # What is missing would be noise, and be heard as noise.
-    if missing := load_weights(model, load_file(file)):
-        raise LoadError(f"{folder.name} lacks {len(missing)} tensors, like {missing[0]}. Download it again.")
+    check_complete(folder.name, load_weights(model, load_file(file)))
     return KokoroSpeech(folder, model, config["vocab"], 2 * config["style_dim"])
 
 

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import embedding, linear
 from transformers import DacConfig, DacModel, Qwen3Config, Qwen3Model
 
+from engine.backends.tts import check_complete
 from engine.backends.tts.sound import gain
 from engine.errors import LoadError
 from engine.weights.safety import check_folder, check_no_code, check_safetensors, read_config
@@ -254,6 +255,4 @@ def _taken(weights: dict[str, torch.Tensor], key: str, name: str) -> torch.Tenso
 
 
 def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], name: str) -> None:
-    """What is missing would be noise, and be heard as noise."""
-    if missing := module.load_state_dict(weights, strict=False, assign=True).missing_keys:
-        raise LoadError(f"{name} lacks {len(missing)} tensors, like {missing[0]}. Download it again.")
+    check_complete(name, module.load_state_dict(weights, strict=False, assign=True).missing_keys)

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import VitsModel, VitsTokenizer
 
-from engine.errors import GenerationError, LoadError
+from engine.backends.tts import check_complete, only_of
+from engine.errors import GenerationError
 from engine.weights.safety import check_folder
 
 # A piece of text is 200 characters, some 20 s. A model that wants to hum for minutes is broken.
@@ -31,10 +32,7 @@ def load(folder: Path) -> "VitsSpeech":
         model, found = VitsModel.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
-    # What is missing would be filled with noise, and be heard as noise.
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith(_TRAINING_ONLY))
-    if missing:
-        raise LoadError(f"{folder.name} lacks {len(missing)} tensors, like {missing[0]}. Download it again.")
+    check_complete(folder.name, sorted(name for name in found["missing_keys"] if not name.startswith(_TRAINING_ONLY)))
     return VitsSpeech(tokenizer, model.eval())
 
 
@@ -58,9 +56,8 @@ class VitsSpeech:
         if self._tokenizer.phonemize:
             return text
         if self._tokenizer.is_uroman and not text.isascii():
-            text = "".join(map(_of_its_script, text))
-            # ASCII only, or the tokenizer would set up a romaniser of its own: seconds each time.
-            text = _romaniser()(text).encode("ascii", "ignore").decode()
+            # ASCII only, or the tokenizer would set up a romaniser of its own: seconds each time. It reads any script.
+            text = _romaniser()(only_of(text, "ETHIOPIC", "LATIN")).encode("ascii", "ignore").decode()
         return " ".join("".join(map(self._known, text)).split())
 
     def _known(self, character: str) -> str:
@@ -75,14 +72,6 @@ class VitsSpeech:
         torch.manual_seed(seed)  # VITS draws from the global generator
         with torch.inference_mode():
             return self._model(**self._tokenizer(text, return_tensors="pt"), speaker_id=speaker).waveform[0].numpy()
-
-
-def _of_its_script(character: str) -> str:
-    """The character, or a space for a letter that is neither Ethiopic nor Latin: a romaniser reads any script."""
-    if unicodedata.category(character)[0] not in "LM":
-        return character
-    name = unicodedata.name(character, "")
-    return character if name.startswith(("ETHIOPIC", "LATIN", "COMBINING", "MODIFIER")) else " "
 
 
 class _Pace(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
