@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,17 +15,7 @@ from engine.config import Config, TierSpec, load_config
 from engine.errors import EngineError
 from server.api.admin.schema import Key
 from server.auth.rights import check_rights, check_scopes, working_admins
-from server.cli.options import (
-    AsJson,
-    Commands,
-    DataDir,
-    Models,
-    in_store,
-    missing_store,
-    read_time,
-    refuse,
-    tell,
-)
+from server.cli.options import AsJson, Commands, DataDir, Models, T, in_store, missing_store, read_time, refuse, tell
 from server.observability.moments import MomentError, future, span
 from server.settings import Settings, load_settings
 from server.store.database import Database
@@ -113,15 +103,14 @@ def create(  # noqa: PLR0913 - one argument per option
     check_scopes(scope or ())
     check_rights(config, tier, model or ())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
-    limits = (requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
-    own = _limits_given(*limits)
-
-    async def make(database: Database) -> tuple[str, ApiKey]:
-        rights, limits = (tier, scope or DEFAULT_SCOPES, model or None, expires_at), KeyLimits(**own)
-        return await KeyStore(database).create(name, *rights, notes=notes, limits=limits)
-
+    own = _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
+    rights, limits = (tier, scope or DEFAULT_SCOPES, model or None, expires_at), KeyLimits(**own)
     note = _on_new_database(settings)
-    text, key = in_store(settings, make, make_store=True)
+    text, key = in_store(
+        settings,
+        lambda database: KeyStore(database).create(name, *rights, notes=notes, limits=limits),
+        make_store=True,
+    )
     data = _data(key, config.tiers)
     until = f"until {_minute(key.expires_at)}" if key.expires_at else "without an end date"
     tell(
@@ -212,8 +201,7 @@ def list_keys(
     settings = load_settings(**context.obj)
     keys = in_store(settings, lambda database: KeyStore(database).list())
     if active:
-        now = utc_now()
-        keys = [key for key in keys if key.usable_at(now)]
+        keys = [key for key in keys if key.usable_at(utc_now())]
     tiers = _tiers(settings)
     listed = [_data(key, tiers) for key in keys]
     lines: list[RenderableType] = [
@@ -236,12 +224,7 @@ def _row(key: ApiKey, data: Data) -> tuple[str, ...]:
 def show(context: typer.Context, key_or_name: Named, *, as_json: AsJson = False) -> None:
     """Show everything about one key, with the limits that hold for it. The secret cannot be shown again."""
     settings = load_settings(**context.obj)
-
-    async def find(database: Database) -> ApiKey:
-        store = KeyStore(database)
-        return await store.find(await _id_of(key_or_name, store))
-
-    key = in_store(settings, find)
+    key = _on_key(settings, key_or_name, KeyStore.find)
     data = _data(key, _tiers(settings))
     rows = {
         "id": key.public_id,
@@ -289,9 +272,7 @@ def update(  # noqa: PLR0913 - one argument per option
         refuse(f"Nothing to change. Name what is to be different; see {HEARTH} keys update --help.")
     settings = load_settings(**context.obj)
 
-    async def change(database: Database) -> ApiKey:
-        store = KeyStore(database)
-        public_id = await _id_of(key_or_name, store)
+    async def change(store: KeyStore, public_id: str) -> ApiKey:
         old = await store.find(public_id)
         check_scopes(changes.get("scopes", ()))
         if changes.keys() & {"tier", "models"}:
@@ -299,7 +280,7 @@ def update(  # noqa: PLR0913 - one argument per option
             check_rights(config, changes.get("tier", old.tier), models or ())
         return await store.update(public_id, **changes)
 
-    key = in_store(settings, change)
+    key = _on_key(settings, key_or_name, change)
     data = _data(key, _tiers(settings))
     changed = f"Key {key.public_id} ({key.name}) is changed: {', '.join(changes)}."
     tell(data, changed, _sentence(data), _SOON, as_json=as_json)
@@ -320,13 +301,10 @@ def rotate(
     overlap_span = read_time("--overlap", overlap, lambda text, _now: span(text), utc_now())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
 
-    async def work(database: Database) -> tuple[str, ApiKey, ApiKey]:
-        store = KeyStore(database)
-        public_id = await _id_of(key_or_name, store)
-        text, new = await store.rotate(public_id, overlap_span, expires_at=expires_at)
-        return text, new, await store.find(public_id)
+    async def work(store: KeyStore, public_id: str) -> tuple[str, ApiKey, ApiKey]:
+        return *await store.rotate(public_id, overlap_span, expires_at=expires_at), await store.find(public_id)
 
-    text, new, old = in_store(load_settings(**context.obj), work)
+    text, new, old = _on_key(load_settings(**context.obj), key_or_name, work)
     tell(
         {"key": text, **Key.model_validate(new).model_dump(), "replaces": old.public_id},
         f"Key {new.public_id} replaces {old.public_id} ({old.name}), which works until {_minute(old.expires_at)}."
@@ -352,37 +330,35 @@ def expire(  # noqa: PLR0913 - one argument per option
         refuse(f"Give its end: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
     option, given = ("--in", in_) if at is None else ("--at", at)
     end = None if given is None else read_time(option, given, future, utc_now())
-
-    async def change(database: Database) -> ApiKey:
-        store = KeyStore(database)
-        return await store.expire(await _id_of(key_or_name, store), end)
-
-    key = in_store(load_settings(**context.obj), change)
+    key = _on_key(load_settings(**context.obj), key_or_name, lambda store, public_id: store.expire(public_id, end))
     ends = f"works until {_minute(end)}" if end else "has no end"
     tell(Key.model_validate(key).model_dump(), f"Key {key.public_id} ({key.name}) {ends}.", _SOON, as_json=as_json)
 
 
 @app.command()
-def revoke(
-    context: typer.Context,
-    key_or_name: Named,
-    *,
-    as_json: AsJson = False,
-) -> None:
+def revoke(context: typer.Context, key_or_name: Named, *, as_json: AsJson = False) -> None:
     """End a key for good. It stops working within 10 seconds."""
 
-    async def work(database: Database) -> tuple[ApiKey, list[ApiKey]]:
-        store = KeyStore(database)
+    async def work(store: KeyStore, public_id: str) -> tuple[ApiKey, list[ApiKey]]:
         keys = await store.list()
-        return await store.revoke(await _id_of(key_or_name, store)), keys
+        return await store.revoke(public_id), keys
 
-    key, keys = in_store(load_settings(**context.obj), work)
+    key, keys = _on_key(load_settings(**context.obj), key_or_name, work)
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
-    soon = "A running server refuses it within 10 seconds."
-    lines = [revoked, soon]
+    lines = [revoked, "A running server refuses it within 10 seconds."]
     if "admin" in key.scopes and set(working_admins(keys, utc_now())) <= {key.public_id}:
         lines.append(f"No admin key is left. Create one: {HEARTH} {_NEW_ADMIN}")
     tell(Key.model_validate(key).model_dump(), *lines, as_json=as_json)
+
+
+def _on_key(settings: Settings, given: str, work: Callable[[KeyStore, str], Awaitable[T]]) -> T:
+    """Run `work` on the store, with the id of the key that was typed; or end."""
+
+    async def found(database: Database) -> T:
+        store = KeyStore(database)
+        return await work(store, await _id_of(given, store))
+
+    return in_store(settings, found)
 
 
 async def _id_of(given: str, store: KeyStore) -> str:
@@ -399,8 +375,7 @@ async def _id_of(given: str, store: KeyStore) -> str:
 
 def _limits_given(*options: str | None) -> dict[str, int | None]:
     """Return the limits that were named, by field, from options in the order of `LIMITS`; None is the tier's."""
-    given = {name: text for name, text in zip(LIMITS, options, strict=True) if text is not None}
-    return {name: _limit_given(name, text) for name, text in given.items()}
+    return {name: _limit_given(name, text) for name, text in zip(LIMITS, options, strict=True) if text is not None}
 
 
 def _limit_given(name: str, text: str) -> int | None:
