@@ -25,7 +25,7 @@ from engine.voices.overlay import FILE, ID
 from engine.weights.download import Wanted
 from engine.weights.transfer import remove
 from server.cli.options import Models, WeightsDir, refuse
-from server.cli.weights import pull_all, pulled_lines
+from server.cli.weights import pulled
 from server.settings import load_settings
 from server.terminal import HEARTH
 
@@ -38,10 +38,11 @@ class Source:
     """Where a voice comes from, and what is known of it before it is here."""
 
     repository: str
-    subfolder: str
     folder: str
-    name: str
-    licence: str | None
+    name: str = ""
+    """Of one voice."""
+    licence: str | None = None
+    subfolder: str = ""
     revision: str | None = None
     """None: the newest, which the folder's manifest then keeps."""
     pickled: bool = False
@@ -52,46 +53,40 @@ class Source:
     """What its voices are called, and whether they are a woman's or a man's, is known without the admin."""
 
 
-_KOKORO = Source(
-    repository="hexgrad/Kokoro-82M",
-    subfolder="",
-    folder="kokoro",
-    name="Kokoro",
-    licence="Apache-2.0",
-    revision="f3ff3571791e39611d31c381e3a41a3af07b4987",
-    pickled=True,
-    tells_all=True,
+# A woman's and a man's voice in each language of the voices that come with Hearth.
+_OMNIVOICE_VOICES = tuple(
+    {
+        "id": f"omnivoice-{language}-{gender}",
+        "name": f"OmniVoice {language_name(language)}, {gender}",
+        "speaker": f"{gender}, young adult, moderate pitch",
+        "language": language,
+    }
+    for language in ("am", "so", "ti", "om", "en")
+    for gender in ("female", "male")
 )
-
-
-def _omnivoice_voices() -> tuple[dict[str, str], ...]:
-    """A woman's and a man's voice in each language of the voices that come with Hearth."""
-    said = []
-    for language in ("am", "so", "ti", "om", "en"):
-        for gender in ("female", "male"):
-            name = f"OmniVoice {language_name(language)}, {gender}"
-            speaker = f"{gender}, young adult, moderate pitch"
-            said.append(
-                {"id": f"omnivoice-{language}-{gender}", "name": name, "speaker": speaker, "language": language}
-            )
-    return tuple(said)
-
-
-_OMNIVOICE = Source(
-    repository="k2-fsa/OmniVoice",
-    subfolder="",
-    folder="omnivoice",
-    name="OmniVoice",
-    licence="CC-BY-NC-4.0",
-    voices=_omnivoice_voices(),
-    tells_all=True,
-)
-_WHOLE = {"kokoro": _KOKORO, "omnivoice": _OMNIVOICE}
+# By what they are called, which is also their folder.
+_WHOLE = {
+    "kokoro": Source(
+        repository="hexgrad/Kokoro-82M",
+        folder="kokoro",
+        licence="Apache-2.0",
+        revision="f3ff3571791e39611d31c381e3a41a3af07b4987",
+        pickled=True,
+        tells_all=True,
+    ),
+    "omnivoice": Source(
+        repository="k2-fsa/OmniVoice",
+        folder="omnivoice",
+        licence="CC-BY-NC-4.0",
+        voices=_OMNIVOICE_VOICES,
+        tells_all=True,
+    ),
+}
 
 
 def source_in(weights: str, folder: str) -> str | None:
     """Return what to call the source that is added as `folder`; None: that is no whole model which is known here."""
-    return next((name for name, source in _WHOLE.items() if f"{weights}/{source.folder}" == folder), None)
+    return next((name for name in _WHOLE if f"{weights}/{name}" == folder), None)
 
 
 def source_of(text: str) -> Source:
@@ -111,7 +106,7 @@ def _mms(which: str) -> Source | None:
     found = pycountry.languages.get(alpha_2=code) or pycountry.languages.get(alpha_3=code)
     if found is None:
         return None
-    return Source(f"facebook/mms-tts-{found.alpha_3}", "", f"mms-{code}", f"MMS {language_name(code)}", "CC-BY-NC-4.0")
+    return Source(f"facebook/mms-tts-{found.alpha_3}", f"mms-{code}", f"MMS {language_name(code)}", "CC-BY-NC-4.0")
 
 
 def _piper(which: str) -> Source | None:
@@ -120,7 +115,7 @@ def _piper(which: str) -> Source | None:
         return None
     place = f"{voice['language']}/{voice['language']}_{voice['country']}/{voice['name']}/{voice['quality']}"
     name = voice["name"].replace("_", " ").title()
-    return Source("rhasspy/piper-voices", place, f"piper-{which.lower()}", name, None)
+    return Source("rhasspy/piper-voices", f"piper-{which.lower()}", name, subfolder=place)
 
 
 def add(  # noqa: PLR0913 - one argument per option
@@ -159,7 +154,9 @@ def add(  # noqa: PLR0913 - one argument per option
         refuse(f"{known.model} has a voice {known.id} already. Give this one another --id, or remove that folder.")
     if wanted.licence is not None:
         _ask(wanted.licence, accepted=accept_licence)
-    _fetch(settings.weights_dir, folder, wanted)
+    asked = Wanted(wanted.repository, folder, wanted.revision, wanted.subfolder, convert=wanted.pickled)
+    if not pulled(settings.weights_dir, [asked]):
+        raise typer.Exit(1)
     own = [{"id": voice_id or wanted.folder, "name": name or wanted.name, "gender": gender}] if gender else []
     _write(voices / wanted.folder, [*wanted.voices, *own], wanted.licence)
     catalogue = read_catalogue(voices)
@@ -179,16 +176,6 @@ def add(  # noqa: PLR0913 - one argument per option
     for message in remarks:
         typer.echo(message, err=True)
     typer.echo(f"Listen: {HEARTH} voices say {found[0].id} ...   Serve: {HEARTH} reload")
-
-
-def _fetch(weights_dir: Path, folder: str, wanted: Source) -> None:
-    """Pull the model and say what came; or end."""
-    asked = Wanted(wanted.repository, folder, wanted.revision, wanted.subfolder, convert=wanted.pickled)
-    outcome = pull_all(weights_dir, [asked], quiet=False)
-    for line in pulled_lines(outcome):
-        typer.echo(line)
-    for error in outcome["errors"]:
-        refuse(error["message"], code=1)
 
 
 def _weights_of_speech(config: Config) -> str:

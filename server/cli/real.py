@@ -10,13 +10,10 @@ import typer
 from engine.backends.vllm.processes import runs_on_cpu
 from engine.config import Config
 from engine.placement.hardware import GIB, Hardware, read_cuda
-from engine.placement.needs import Footprints, own_folders
-from engine.placement.plan import plan
-from engine.placement.types import Refusal
 from server.cli.doctor.checks import disk_usage
 from server.cli.options import hardware_for, refuse
 from server.cli.plan import how_to_add, missing_of, show
-from server.cli.weights import pull_all, pulled_lines, wanted_of
+from server.cli.weights import plan_for, pulled, wanted_of
 from server.terminal import HEARTH, size_text
 
 if TYPE_CHECKING:
@@ -29,13 +26,14 @@ _SPARE_BYTES = GIB
 
 
 def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
-    """Have what the plan wants on the disk, or end with exit code 1 and the reason; nothing half-fetched is served."""
+    """Have what the plan wants on the disk, or end with exit code 1 and the reason; nothing half-fetched is served.
+
+    Raises `WeightsError` where there is no plan.
+    """
     hardware = hardware_for(settings)
     if (reason := _unfit(hardware)) is not None:
         refuse(reason, code=1)
-    found = plan(config, hardware, Footprints.read(settings.data_dir), own_folders(config, settings.weights_dir))
-    if isinstance(found, Refusal):
-        refuse(f"There is no plan. {found.message}. Smallest change: {found.change}.", code=1)
+    found = plan_for(config, settings, hardware)
     show(found)
     missing = missing_of(config, settings.weights_dir, found)
     fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
@@ -46,15 +44,7 @@ def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
         typer.echo("\nEverything that is fetched is here.")
         return
     _ask(settings, fetched, yes=yes)
-    try:
-        outcome = pull_all(settings.weights_dir, [wanted_of(variant) for _, variant in fetched], quiet=False)
-    except KeyboardInterrupt:
-        refuse("Stopped. What was fetched so far is kept: run the same command again to continue.", code=130)
-    for line in pulled_lines(outcome):
-        typer.echo(line)
-    if outcome["errors"]:
-        for error in outcome["errors"]:
-            typer.echo(f"{error['folder']}: {error['message']}", err=True)
+    if not pulled(settings.weights_dir, [wanted_of(variant) for _, variant in fetched]):
         refuse("The server was not started. Complete files are kept: run the same command again to continue.", code=1)
 
 

@@ -24,9 +24,10 @@ from engine.config import Config, load_config
 from engine.config.messages import near_miss
 from engine.config.models import VariantSpec
 from engine.errors import EngineError
+from engine.placement.hardware import Hardware
 from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
-from engine.placement.types import Refusal
+from engine.placement.types import Plan, Refusal
 from engine.weights.download import Pull, Wanted, check_room, prepared
 from engine.weights.errors import UnreachableError, WeightsError
 from engine.weights.manifest import MANIFEST, Manifest, Report, required_manifest, silent, verify
@@ -79,21 +80,14 @@ def pull_command(  # noqa: PLR0913 - one argument per option
         refuse("--as and --subfolder go with --repository; --revision with that or with one model.")
     if repository is not None and names:
         refuse("Give either models or --repository.")
-    try:
-        if repository is not None:
-            name = check_folder_name(folder or (subfolder or check_repository(repository)).rsplit("/", 1)[-1])
-            all_wanted = [Wanted(check_repository(repository), name, revision, subfolder.strip("/"), again)]
-        else:
-            settings = settings.model_copy(update={"prefer": prefer or settings.prefer})
-            found = _chosen(load_config(settings.models), settings, names, gpus)
-            all_wanted = [replace(one, revision=revision or one.revision, again=again) for one in found]
-        outcome = pull_all(settings.weights_dir, all_wanted, quiet=as_json)
-    except KeyboardInterrupt:
-        refuse("Stopped. What was fetched so far is kept: run the same command again to continue.", code=130)
-    tell(outcome, *pulled_lines(outcome), as_json=as_json)
-    for error in outcome["errors"]:
-        typer.echo(f"{error['folder']}: {error['message']}", err=True)
-    if outcome["errors"]:
+    if repository is not None:
+        name = check_folder_name(folder or (subfolder or check_repository(repository)).rsplit("/", 1)[-1])
+        all_wanted = [Wanted(check_repository(repository), name, revision, subfolder.strip("/"), again)]
+    else:
+        settings = settings.model_copy(update={"prefer": prefer or settings.prefer})
+        found = _chosen(load_config(settings.models), settings, names, gpus)
+        all_wanted = [replace(one, revision=revision or one.revision, again=again) for one in found]
+    if not pulled(settings.weights_dir, all_wanted, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -247,11 +241,17 @@ def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) 
 
 def _planned(config: Config, settings: Settings, gpus: str | None, again: Collection[str]) -> dict[str, Wanted]:
     """Return what the plan wants from a hub, by model; those in `again` without the folders of their own."""
+    chosen = plan_for(config, settings, hardware_for(settings, gpus), again).chosen
+    return {model: wanted_of(variant) for model, variant in chosen.items() if variant and variant.repository}
+
+
+def plan_for(config: Config, settings: Settings, hardware: Hardware, again: Collection[str] = ()) -> Plan:
+    """Make the plan; models in `again` without the folders of their own. Raises `WeightsError` where there is none."""
     own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in again}
-    found = plan(config, hardware_for(settings, gpus), Footprints.read(settings.data_dir), own)
+    found = plan(config, hardware, Footprints.read(settings.data_dir), own)
     if isinstance(found, Refusal):
         raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")
-    return {model: wanted_of(variant) for model, variant in found.chosen.items() if variant and variant.repository}
+    return found
 
 
 def wanted_of(variant: VariantSpec) -> Wanted:
@@ -285,8 +285,20 @@ def _overlap(folder: str, other: str) -> bool:
     return f"{folder}/".startswith(f"{other}/") or f"{other}/".startswith(f"{folder}/")
 
 
-def pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> dict[str, Any]:
-    """Fetch what can be fetched; what cannot is reported at the end and delays nothing else."""
+def pulled(weights_dir: Path, all_wanted: list[Wanted], *, as_json: bool = False) -> bool:
+    """Fetch what can be fetched, and say what came; False if something could not be. Ends the command at Ctrl-C."""
+    try:
+        outcome = _pull_all(weights_dir, all_wanted, quiet=as_json)
+    except KeyboardInterrupt:
+        refuse("Stopped. What was fetched so far is kept: run the same command again to continue.", code=130)
+    tell(outcome, *_pulled_lines(outcome), as_json=as_json)
+    for error in outcome["errors"]:
+        typer.echo(f"{error['folder']}: {error['message']}", err=True)
+    return not outcome["errors"]
+
+
+def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> dict[str, Any]:
+    """What cannot be fetched is reported at the end and delays nothing else."""
     rows: list[dict[str, Any]] = []
     errors: list[dict[str, str]] = []
     pulls: list[Pull] = []
@@ -321,7 +333,7 @@ def _row(folder: str, manifest: Manifest, fetched_bytes: int) -> dict[str, Any]:
     return origin | sizes
 
 
-def pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
+def _pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
     for row in outcome["weights"]:
         came = f"{size_text(row['fetched_bytes'])} fetched" if row["fetched_bytes"] else "was complete already"
         size = f"{row['files']} files, {size_text(row['size_bytes'])}"
