@@ -2,12 +2,10 @@
 
 import logging
 from collections import deque
-from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Protocol
 
 from server.observability.access_log import RequestRecord
-from server.observability.metrics import METHODS
+from server.observability.metrics import METHODS, Metrics
 from server.observability.moments import iso
 from server.observability.status import LogLine, Refusal
 
@@ -15,16 +13,12 @@ _REFUSALS = 1000
 _LINES = 50
 
 
-class _Models(Protocol):
-    models: Collection[str]
-
-
 class Lately(logging.Handler):
     """Keeps the last 1,000 refusals and the last 50 lines. A handler of logs, which the app adds."""
 
-    def __init__(self, known: _Models) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         super().__init__(logging.WARNING)
-        self._known = known
+        self._metrics = metrics
         self._refused: deque[tuple[datetime, RequestRecord]] = deque(maxlen=_REFUSALS)
         self._lines: deque[LogLine] = deque(maxlen=_LINES)
 
@@ -54,7 +48,7 @@ class Lately(logging.Handler):
             method=record.method if record.method in METHODS else "",
             route=record.route,
             path=record.path,
-            model=record.model if record.model in self._known.models else None,
+            model=record.model if record.model in self._metrics.models else None,
             status=record.status,
             error_code=record.error_code or "",
             param=record.param,

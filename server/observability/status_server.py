@@ -95,6 +95,7 @@ async def read_status(app: FastAPI) -> Status:
         models.append(_model(health, load, held, app.state.metrics.last_minute))
     found = {model.status for model in models} | ({"draining"} if draining else set())
     paths = {name: getattr(settings, name) for name in Paths.model_fields}
+    recent: LastMinute[Answered] = app.state.metrics.last_requests
     return Status(
         status=next((state for state in ("draining", "failed", "loading") if state in found), "ready"),
         degraded=degraded(app),
@@ -114,14 +115,10 @@ async def read_status(app: FastAPI) -> Status:
         paths=Paths(**{name: path and str(path.absolute()) for name, path in paths.items()}),
         host=settings.host,
         reserve_bytes=reserve_bytes(settings),
-        last_minute=_requests(app.state.metrics.last_requests),
+        last_minute=LastMinuteRequests(seconds=round(recent.seconds, 1), **asdict(recent.of(""))),
         refused=app.state.lately.refused()[:_SHOWN],
         log=app.state.lately.log()[:_SHOWN],
     )
-
-
-def _requests(recent: LastMinute[Answered]) -> LastMinuteRequests:
-    return LastMinuteRequests(seconds=round(recent.seconds, 1), **asdict(recent.of("")))
 
 
 def answers(app: FastAPI) -> dict[Question, Callable[[], Awaitable[bytes]]]:
