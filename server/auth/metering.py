@@ -7,8 +7,8 @@ refused client reads, is decided here. Routes call `MeteredEngine` like the engi
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -102,7 +102,6 @@ class KeyLimiter:
         self._count(1)
 
     def end(self) -> None:
-        """Count one less."""
         self._count(-1)
 
     def _running_everywhere(self) -> int:
@@ -151,9 +150,7 @@ class KeyLimiter:
             "images": None,
         }
         if most.parallel_requests is not None:
-            left["parallel_requests"] = max(
-                0, most.parallel_requests - self.running - self.meter.replicas.elsewhere(self.key)
-            )
+            left["parallel_requests"] = max(0, most.parallel_requests - self._running_everywhere())
         if most.images_per_day is not None:
             left["images"] = max(0, most.images_per_day - await self.meter.quotas.used(self.key, "images"))
         return left
@@ -230,7 +227,6 @@ class MeteredEngine:
         self._calls += 1
 
     def end_call(self) -> None:
-        """Count one less."""
         self._calls -= 1
         if self._calls == 0 and not self._background:
             self.limiter.end()
@@ -250,24 +246,24 @@ class MeteredEngine:
             return await fold(stream)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        return await self._without_tokens(request.model, self._engine.count_tokens(request))
+        return await self._without_tokens(request.model, partial(self._engine.count_tokens, request))
 
     async def tokenize(self, model: str, prompt: ChatRequest | str, *, special_tokens: bool) -> Tokenized:
-        return await self._without_tokens(model, self._engine.tokenize(model, prompt, special_tokens=special_tokens))
+        work = partial(self._engine.tokenize, model, prompt, special_tokens=special_tokens)
+        return await self._without_tokens(model, work)
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
-        return await self._without_tokens(model, self._engine.detokenize(model, ids))
+        return await self._without_tokens(model, partial(self._engine.detokenize, model, ids))
 
-    async def _without_tokens(self, model: str, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _without_tokens(self, model: str, work: Callable[[], Awaitable[_T]]) -> _T:
         """It costs a request and no tokens."""
         call = _Call(self, model)
-        with closing(work):
-            await call.begin()
-            try:
-                done = await work
-            except BaseException as error:
-                call.end(error)
-                raise
+        await call.begin()
+        try:
+            done = await work()
+        except BaseException as error:
+            call.end(error)
+            raise
         call.end(None)
         return done
 
@@ -320,7 +316,6 @@ class _Call:
     queued_at: float = field(default_factory=time.monotonic)
 
     async def open(self, stream: _Stream) -> _Stream:
-        """Begin; the call ends when the stream does. Raises `ApiError`."""
         await self.begin()
         self.stream = stream
         stream.on_end(self.end)
@@ -397,7 +392,6 @@ class _Call:
             request.record.queued_at, request.record.dispatched_at = self.queued_at, at
 
     def _tokens_spent(self, used: Usage) -> int:
-        """How many of the tokens that were taken for it are not given back."""
         if isinstance(self.stream, PoolingStream):
             return used.prompt_tokens
         if isinstance(self.stream, TokenStream) and self.stream.usage is not None:
@@ -465,21 +459,13 @@ def _refusal(refused: Refused, ask: Ask, *, makes_tokens: bool) -> ApiError:
     kind = ask.bucket.rpartition(":")[2]
     if ask.limit == 0:
         return _quota_spent(f"Your key may use no {kind} at all. Ask your administrator.", f"{kind}_per_minute")
-    if math.isinf(refused.retry_after_seconds) and not makes_tokens:
-        return ApiError(
-            400,
-            "invalid_value",
-            f"This request has {ask.cost:.0f} tokens, and your key has {ask.limit:.0f} per minute. Send fewer or"
-            " shorter texts at once.",
-        )
     if math.isinf(refused.retry_after_seconds):
-        return ApiError(
-            400,
-            "invalid_value",
-            f"This request may need {ask.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your"
-            f" key has {ask.limit:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
-            param="max_tokens",
-        )
+        has, advice = f"has {ask.cost:.0f} tokens", "Send fewer or shorter texts at once."
+        if makes_tokens:
+            has = f"may need {ask.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows)"
+            advice = "Ask for fewer with `max_tokens`, or shorten the prompt."
+        message = f"This request {has}, and your key has {ask.limit:.0f} per minute. {advice}"
+        return ApiError(400, "invalid_value", message, param="max_tokens" if makes_tokens else None)
     asked, advice = "", "Your administrator can raise the limit."
     if kind == "tokens":
         asked = f" This request may need {ask.cost:.0f}."
