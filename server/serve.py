@@ -50,6 +50,7 @@ _COUNTDOWN_SECONDS = 1.0
 _SETTLED_POLL_SECONDS = 0.5
 # Python's own are 700, 10, 10: with hundreds of streams the first is reached within one engine step.
 _GC_THRESHOLDS = (20_000, 20, 20)
+_MAKE_KEY = "create --name me --tier standard"
 
 
 class StartError(Exception):
@@ -181,8 +182,8 @@ async def _freeze_when_settled(engine: Engine) -> None:
 
 
 def _base_url(settings: Settings, address: str, port: int) -> str:
-    scheme = "http" if settings.tls_cert is None else "https"
-    return f"{scheme}://[{address}]:{port}/v1" if ":" in address else f"{scheme}://{address}:{port}/v1"
+    host = f"[{address}]" if ":" in address else address
+    return f"{'http' if settings.tls_cert is None else 'https'}://{host}:{port}/v1"
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -219,10 +220,6 @@ def _probe_silent_clients(listener: socket.socket, seconds: float) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, option, min(max(1, round(value)), 32767))
 
 
-def _make_key(settings: Settings) -> str:
-    return keys_command(settings, "create --name me --tier standard")
-
-
 async def _first_key(settings: Settings, config: Config) -> str | None:
     """Make an admin key if the store has none. Other machines are not served before keys were issued."""
     async with await Database.open(database_url(settings)) as database:
@@ -232,7 +229,7 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
         if not is_loopback(settings.host):
             raise StartError(
                 f"There is no API key yet, and {settings.host} can be reached from other machines. Pick one: "
-                f"1. make a key first: {_make_key(settings)}; "
+                f"1. make a key first: {keys_command(settings, _MAKE_KEY)}; "
                 "2. start once on this machine only: --host 127.0.0.1 (it makes an admin key and prints it)."
             )
         widest = max(config.tiers.values(), key=lambda tier: len(tier.models))
@@ -244,12 +241,7 @@ class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
     def __init__(
-        self,
-        settings: Settings,
-        port: int,
-        certificate: Certificate | None,
-        first_key: str | None,
-        once: str | None = None,
+        self, settings: Settings, port: int, certificate: Certificate | None, first_key: str | None, once: str | None
     ) -> None:
         self._anywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104  # asked for, see _first_key
         self._host = "127.0.0.1" if self._anywhere else settings.host
@@ -364,7 +356,7 @@ class Banner:
         self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")
         self._say(f"\n{self._curl(usable, engine)}\n")
         if self._first_key is None:
-            self._say(f"(HEARTH_KEY: a key of yours. Make one with: {_make_key(self._settings)})\n")
+            self._say(f"(HEARTH_KEY: a key of yours. Make one with: {keys_command(self._settings, _MAKE_KEY)})\n")
 
     def _curl(self, usable: list[ModelInfo], engine: Engine) -> str:
         """A request to try: a question if any model chats, else whatever the first one does."""

@@ -36,10 +36,7 @@ COMMANDS = {
     "cluster": ("server.cli.cluster:app", "Run Hearth on several machines, with Ray Serve."),
     "usage": ("server.cli.usage:usage", "Show requests and tokens."),
     "audit": ("server.cli.audit:audit", "Show who changed keys and configuration, the newest first."),
-    "backup": (
-        "server.cli.audit:backup",
-        "Copy the whole database (keys, usage, audit log) while the server runs.",
-    ),
+    "backup": ("server.cli.audit:backup", "Copy the whole database (keys, usage, audit log) while the server runs."),
     "restore": ("server.cli.audit:restore", "Replace the database by a backup; the old one is moved aside."),
     "compile": ("server.cli.compile:compile_models", "Compile chat models for faster answers on a CPU."),
 }

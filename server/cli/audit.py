@@ -65,9 +65,7 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="A file written by `hearth backup`.")],
-    *,
-    data_dir: DataDir = None,
+    file: Annotated[Path, typer.Argument(help="A file written by `hearth backup`.")], *, data_dir: DataDir = None
 ) -> None:
     """Replace the database by a backup; the old one is moved aside. Refused while a server runs.
 

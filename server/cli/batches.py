@@ -212,7 +212,6 @@ class _Server:
             return self.post("/files", files={"file": (file.name, opened)}, data={"purpose": "batch"})
 
     def save(self, file: str, target: Path) -> None:
-        """Write what is in a file of the server."""
         try:
             with self._client.stream("GET", f"/files/{file}/content") as response, target.open("wb") as opened:
                 if response.status_code != 200:

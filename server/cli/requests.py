@@ -15,7 +15,6 @@ from server.settings import load_settings
 from server.terminal import table
 
 _COLUMNS = ("time (UTC)", "status", "error", "field or limit", "request", "model", "key", "x-request-id")
-_ANSWER_SECONDS = 10.0
 
 
 def requests(
@@ -36,7 +35,7 @@ def requests(
     """
     start = read_time("--since", since, past, datetime.now(UTC))
     folder = load_settings(data_dir=data_dir).data_dir
-    found = ask_refusals(folder, _ANSWER_SECONDS)
+    found = ask_refusals(folder)
     if found is None:
         raise no_server(folder)
     shown = [one for one in found.data if moment(one.at) >= start][:limit]

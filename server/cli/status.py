@@ -17,7 +17,6 @@ from server.observability.status import GpuState, Memory, ModelState, Status, St
 from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, size_text, table, time_left
 
-_ANSWER_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
 _REFRESH_SECONDS = 2.0
 _AGAIN_SECONDS = 0.5
@@ -74,7 +73,7 @@ def follow(data_dir: Path, *, as_json: bool) -> None:
 
 def _read(data_dir: Path) -> Status:
     """Ask the server of this directory. Raises `StatusError`, or `InstanceError` where none runs."""
-    if (found := ask(data_dir, _ANSWER_SECONDS)) is not None:
+    if (found := ask(data_dir)) is not None:
         return found
     if (pid := running_pid(data_dir)) is not None:
         raise StatusError(f"The server (process {pid}) is starting or ending. Try again in a few seconds.")
@@ -198,7 +197,6 @@ def _machine_line(found: Status) -> str:
 
 
 def _lately(found: Status) -> list[Text]:
-    """Say what went wrong last."""
     refused = [
         f"{one.at}  {one.status} {one.error_code}"
         f"{f' ({one.param})' if one.param else ''}  {one.method} {one.route or one.path}  key {one.key or 'none'}"
@@ -263,7 +261,7 @@ def _settled(data_dir: Path, changed: set[str]) -> bool:
     deadline = time.monotonic() + _AT_ONCE_SECONDS
     while changed:
         with contextlib.suppress(StatusError):
-            found = ask(data_dir, _ANSWER_SECONDS)
+            found = ask(data_dir)
             states = [state for state in found.models if state.id in changed] if found is not None else []
         if all(state.status != "loading" for state in states) or time.monotonic() > deadline:
             break

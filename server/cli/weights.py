@@ -108,10 +108,10 @@ def verify_command(
     nothing = f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants."
     tell({"weights": listed}, *(lines or [nothing]), as_json=as_json)
     damaged = [name for name, problems in found.items() if problems]
-    for name in damaged if not as_json else ():
-        if not (root / name / MANIFEST).exists():
-            continue  # a folder of one's own, which was not fetched
-        typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again, or import it again", err=True)
+    for name in damaged:
+        if not as_json and (root / name / MANIFEST).exists():  # else a folder of one's own, which was not fetched
+            remedy = f"{HEARTH} weights pull {name} --again, or import it again"
+            typer.echo(f"  To fetch what is damaged: {remedy}", err=True)
     if damaged:
         raise typer.Exit(1)
 

@@ -32,8 +32,6 @@ _FEATURES = "microphone=(self), camera=(), display-capture=(), geolocation=(), p
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it is sent."""
-
     content: bytes
     packed: bytes
     headers: dict[str, str]

@@ -107,7 +107,6 @@ async def _key_of(body: SignInBody, state: Any) -> ApiKey | None:
 
 @router.delete("/session", status_code=204)
 async def sign_out(request: Request, sessions: Annotated[Sessions, Depends(of_app("sessions"))]) -> Response:
-    """End the session."""
     halves = halves_of(request.scope)
     if halves is not None:
         await sessions.end(halves)
@@ -117,5 +116,4 @@ async def sign_out(request: Request, sessions: Annotated[Sessions, Depends(of_ap
 @router.head("/{name:page_file}")
 @router.get("/{name:page_file}", response_class=Response)
 async def read_file(name: str, request: Request) -> Response:
-    """Give a file of the page."""
     return answer_file(request, name)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from server.terminal import HEARTH
 
 FILE = "status.sock"
+ANSWER_SECONDS = 10.0
 Question: TypeAlias = Literal["status", "refusals", "metrics"]
 _T = TypeVar("_T")
 
@@ -269,7 +270,7 @@ class StatusError(Exception):
     """A server runs and does not answer; the message says what to do."""
 
 
-def ask(data_dir: Path, seconds: float) -> Status | None:
+def ask(data_dir: Path, seconds: float = ANSWER_SECONDS) -> Status | None:
     """Return how the server of this directory stands, None if none listens there. Blocks.
 
     Raises `StatusError` when one is there and does not answer, or may not be asked.
@@ -277,14 +278,14 @@ def ask(data_dir: Path, seconds: float) -> Status | None:
     return _asked(data_dir, seconds, "status", Status.model_validate_json)
 
 
-def ask_refusals(data_dir: Path, seconds: float) -> Refusals | None:
+def ask_refusals(data_dir: Path) -> Refusals | None:
     """Return what it has refused lately, like `ask`."""
-    return _asked(data_dir, seconds, "refusals", Refusals.model_validate_json)
+    return _asked(data_dir, ANSWER_SECONDS, "refusals", Refusals.model_validate_json)
 
 
-def ask_metrics(data_dir: Path, seconds: float) -> str | None:
+def ask_metrics(data_dir: Path) -> str | None:
     """Return the page of `/metrics`, like `ask`."""
-    return _asked(data_dir, seconds, "metrics", bytes.decode)
+    return _asked(data_dir, ANSWER_SECONDS, "metrics", bytes.decode)
 
 
 def _asked(data_dir: Path, seconds: float, what: Question, read: Callable[[bytes], _T]) -> _T | None:

@@ -193,8 +193,7 @@ class _Held:
 
     def on_gpus(self, engines: Iterable[ModelLoad]) -> int | None:
         found = [self.gpus[one.id] for one in engines if one.id in self.gpus]
-        known = [used for used in found if used is not None]
-        return sum(known) if known and len(known) == len(found) else None
+        return sum(filter(None, found)) if found and None not in found else None
 
 
 def _on_gpus_now(gpus: Iterable[Gpu], families: Mapping[int, str]) -> dict[str, int | None]:

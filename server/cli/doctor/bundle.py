@@ -29,7 +29,6 @@ from server.cli.options import refuse
 from server.observability.status import StatusError, ask_metrics, ask_refusals
 from server.settings import Settings
 
-_ANSWER_SECONDS = 10.0
 _MASK = "***"
 _SHORTEST_SECRET = 6
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DATABASE_URL|AUTH", re.IGNORECASE)
@@ -106,11 +105,11 @@ def _parts(case: Case | None, findings: Sequence[tuple[str, Finding]]) -> tuple[
     if running is not None:
         parts["status.json"] = running.model_dump(mode="json", exclude={"refused"})
         with suppress(StatusError):
-            refusals = ask_refusals(case.settings.data_dir, _ANSWER_SECONDS)
+            refusals = ask_refusals(case.settings.data_dir)
             found = [] if refusals is None else refusals.data
             parts["refusals.json"] = [one.model_dump(exclude={"path", "request_id", "key"}) for one in found]
             names += [one.request_id for one in found if not one.request_id.startswith("req_")]  # clients chose them
-            parts["metrics.txt"] = ask_metrics(case.settings.data_dir, _ANSWER_SECONDS) or ""
+            parts["metrics.txt"] = ask_metrics(case.settings.data_dir) or ""
     return parts, names
 
 
@@ -140,8 +139,6 @@ def _settings(given: Settings) -> dict[str, Any]:
 
 
 class _Mask:
-    """Takes secrets and names out of a text."""
-
     def __init__(self, environment: Mapping[str, str], names: Sequence[str]) -> None:
         secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
         for value in [*environment.values()]:

@@ -53,13 +53,12 @@ def doctor(  # noqa: PLR0913 - one argument per option
     if bundle is not None:
         check_new(bundle)
     cases: list[Case] = []
-    rows, found = [], []
+    found = []
     count = Counter(dict.fromkeys(_COLORS, 0))
     self_test = self_test and bundle is None
     for area, finding in _findings(folders, cases, self_test=self_test, full=full, unloaded=unloaded):
         found.append((area, finding))
         count[finding.verdict] += 1
-        rows.append({"area": area, **asdict(finding)})
         if not as_json:
             took = "" if finding.seconds is None else f" ({finding.seconds * 1000:.0f} ms)"
             verdict = typer.style(f"{finding.verdict:<8}", fg=_COLORS[finding.verdict])
@@ -69,6 +68,7 @@ def doctor(  # noqa: PLR0913 - one argument per option
     words = [f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")]
     words.append("1 check passed" if count["ok"] == 1 else f"{count['ok']} checks passed")
     words += [f"{count['skipped']} skipped"] if count["skipped"] else []
+    rows = [{"area": area, **asdict(finding)} for area, finding in found]
     tell({"well": not count["problem"], **count, "findings": rows}, f"\n{', '.join(words)}.", as_json=as_json)
     if bundle is not None:
         write_bundle(bundle, cases[0] if cases else None, found)
@@ -93,7 +93,7 @@ def _findings(
     except EngineError as error:
         yield "models", problem(error.message, "docs/models-yaml.md explains every key")
     try:
-        running = ask(given.data_dir, 10)
+        running = ask(given.data_dir)
         yield "server", _server(running)
     except StatusError as error:
         yield "server", problem(str(error))
