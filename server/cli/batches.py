@@ -13,7 +13,6 @@ from typing import Annotated, Any, NoReturn
 
 import httpx2
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -66,7 +65,7 @@ def show(batch: BatchId, *, url: Url = None, data_dir: DataDir = None, as_json: 
 def cancel(batch: BatchId, *, url: Url = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a batch. Answers that are there by then are kept."""
     with _Server.open(url, data_dir) as server:
-        found = server.post(f"/batches/{batch}/cancel")
+        found = server.send("POST", f"/batches/{batch}/cancel")
     tell(found, f"{found['id']} is {found['status']}.", as_json=as_json)
 
 
@@ -90,7 +89,7 @@ def run(  # noqa: PLR0913  # one argument per option
     with _Server.open(url, data_dir) as server:
         sent = server.upload(file)
         body = {"input_file_id": sent["id"], "endpoint": asked, "completion_window": window}
-        batch = server.post("/batches", json=body)
+        batch = server.send("POST", "/batches", json=body)
         typer.echo(f"{batch['id']}: {file.name}, {sent['bytes']} bytes")
         try:
             batch, seconds = _followed(server, batch)
@@ -98,18 +97,18 @@ def run(  # noqa: PLR0913  # one argument per option
             refuse(f"It continues. To see it: {HEARTH} batches show {batch['id']}; to end it: ... cancel ...", code=1)
         for line in _errors(batch):
             typer.echo(line, err=True)
-        for id_, target in (
-            (batch["output_file_id"], output or file.with_name(f"{file.name}.output.jsonl")),
-            (batch["error_file_id"], errors or file.with_name(f"{file.name}.errors.jsonl")),
+        for what, id_, target in (
+            ("Answers", batch["output_file_id"], output or file.with_name(f"{file.name}.output.jsonl")),
+            ("Errors", batch["error_file_id"], errors or file.with_name(f"{file.name}.errors.jsonl")),
         ):
             if id_ is not None:
                 server.save(id_, target)
-                typer.echo(f"{'Answers' if id_ == batch['output_file_id'] else 'Errors'}: {target}")
+                typer.echo(f"{what}: {target}")
             elif target.exists():
                 typer.echo(f"Of an earlier run: {target}")
         if not keep:
             for id_ in filter(None, (sent["id"], batch["output_file_id"], batch["error_file_id"])):
-                server.delete(f"/files/{id_}")
+                server.send("DELETE", f"/files/{id_}")
     counts = batch["request_counts"]
     done = counts["completed"] + counts["failed"]
     rate = f"{done / seconds:.1f} lines a second" if seconds else ""
@@ -126,10 +125,9 @@ class _Rate(ProgressColumn):
 
 def _followed(server: _Server, batch: dict[str, Any]) -> tuple[dict[str, Any], float]:
     """Show how far it is until it has ended; return it, and for how many seconds its lines were answered."""
-    console = Console()
     columns = (TextColumn("{task.description:<12}"), BarColumn(bar_width=32), MofNCompleteColumn())
     began = time.monotonic()
-    with Progress(*columns, _Rate(), TimeRemainingColumn(), console=console) as progress:
+    with Progress(*columns, _Rate(), TimeRemainingColumn()) as progress:
         task = progress.add_task(batch["status"], total=None)
         while batch["status"] not in _ENDED:
             time.sleep(_POLL_SECONDS)
@@ -151,13 +149,9 @@ def _endpoint_of(file: Path) -> str:
 
 def _row(batch: dict[str, Any]) -> tuple[str, ...]:
     counts = batch["request_counts"]
-    moments = (_moment(batch[name]) for name in ("created_at", "expires_at"))
+    moments = (f"{datetime.fromtimestamp(batch[name], UTC):%Y-%m-%d %H:%M}" for name in ("created_at", "expires_at"))
     numbers = (str(counts[name]) for name in ("completed", "failed", "total"))
     return (batch["id"], batch["status"], *numbers, batch["endpoint"], batch["model"] or "-", *moments)
-
-
-def _moment(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
 def _errors(batch: dict[str, Any]) -> list[str]:
@@ -201,15 +195,15 @@ class _Server:
                     return self._answer(response)
             time.sleep(_POLL_SECONDS)
 
-    def post(self, path: str, **body: Any) -> dict[str, Any]:
-        return self._answer(self._sent("POST", path, **body))
-
-    def delete(self, path: str) -> dict[str, Any]:
-        return self._answer(self._sent("DELETE", path))
+    def send(self, method: str, path: str, **body: Any) -> dict[str, Any]:
+        try:
+            return self._answer(self._request(method, path, **body))
+        except httpx2.TransportError as error:
+            self._give_up(error)
 
     def upload(self, file: Path) -> dict[str, Any]:
         with file.open("rb") as opened:
-            return self.post("/files", files={"file": (file.name, opened)}, data={"purpose": "batch"})
+            return self.send("POST", "/files", files={"file": (file.name, opened)}, data={"purpose": "batch"})
 
     def save(self, file: str, target: Path) -> None:
         try:
@@ -219,12 +213,6 @@ class _Server:
                     self._answer(response)
                 for piece in response.iter_bytes(_SAVED_AT_A_TIME):
                     opened.write(piece)
-        except httpx2.TransportError as error:
-            self._give_up(error)
-
-    def _sent(self, method: str, path: str, **body: Any) -> httpx2.Response:
-        try:
-            return self._request(method, path, **body)
         except httpx2.TransportError as error:
             self._give_up(error)
 

@@ -127,15 +127,10 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
         (one.address, ("head, " if one.head else "") + ("up" if one.alive else "gone"), str(one.gpus), str(one.cpus))
         for one in nodes
     )
-    role_rows = (
-        (
-            name,
-            role.status.value.lower(),
-            ", ".join(f"{n} {k.lower()}" for k, n in role.replica_states.items()),
-            role.message,
-        )
-        for name, role in roles.items()
-    )
+    counts = {
+        name: ", ".join(f"{n} {k.lower()}" for k, n in role.replica_states.items()) for name, role in roles.items()
+    }
+    role_rows = ((name, role.status.value.lower(), counts[name], role.message) for name, role in roles.items())
     model_rows = (
         (f"{one.role} {one.replica}", one.node, model.id, model.status, str(model.running), str(model.waiting))
         for one in found

@@ -115,30 +115,33 @@ class LogLine(_Part):
     message: str
 
 
-class EngineState(_Part):
-    """One engine of a model with replicas."""
-
+class _Loaded(_Part):
     id: str
-    """Of the first the model's own name, of others `name#2` and so on."""
+    """Of the engines of a model the first has its name, others `name#2` and so on."""
     status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
     phase: str
     restarts: int
+    """Deaths of its process since the start."""
     gpus: list[int]
     pids: list[int]
     running: int
+    """Sequences, images or texts at work."""
     waiting: int
+    """Requests that wait for their turn, or for the model to be loaded."""
+
+
+class EngineState(_Loaded):
+    """One engine of a model with replicas."""
+
     gpu_bytes: int | None = None
     """What its processes hold on GPUs, by the driver."""
     ram_bytes: int | None = None
     """USS, as in `Memory`."""
 
 
-class ModelState(_Part):
+class ModelState(_Loaded):
     """One model."""
 
-    id: str
-    status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
-    phase: str
     progress: float
     """Of a load, 0 to 1."""
     for_seconds: float
@@ -147,17 +150,9 @@ class ModelState(_Part):
     """How long a load should take yet, going by the last one of this model; null where that is not known."""
     reason: str | None
     """Why it is not ready; for the operator, it may name files."""
-    restarts: int
-    """Deaths of its process since the start."""
     served_with: ServedWith | None
     """null: it is not loaded."""
-    gpus: list[int]
     memory: Memory
-    pids: list[int]
-    running: int
-    """Sequences, images or texts at work."""
-    waiting: int
-    """Requests that wait for their turn, or for the model to be loaded."""
     kv_cache_usage: float | None = None
     """Share of its KV cache that is taken, 0 to 1; null: it has none, or nothing counts (`HEARTH_VLLM_METRICS`)."""
     last_minute: LastMinuteWork
