@@ -46,6 +46,7 @@ from server.store.replicas import Replicas
 from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120
+_LEFT = (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientDisconnectedError)
 _KEPT_FROM_BACKGROUND = 0.5  # of what a key may use per minute
 _T = TypeVar("_T")
 _Stream = TypeVar("_Stream", bound=Stream[Any])
@@ -401,7 +402,7 @@ class _Call:
         return int(self.tokens.cost) if self.tokens is not None and dispatched and used.aborted else 0
 
     def _used(self, error: BaseException | None) -> Usage:
-        left, stream = _has_left(error), self.stream
+        left, stream = isinstance(error, _LEFT), self.stream
         used = Usage(requests=1, aborted=int(left), errors=int(isinstance(error, Exception) and not left))
         if isinstance(stream, ImageStream):
             return replace(used, images=stream.images)
@@ -418,10 +419,6 @@ class _Call:
             )
         dispatched = stream is not None and stream.dispatched_at is not None  # from there on a prompt costs
         return replace(used, prompt_tokens=self.prompt_tokens if dispatched else 0)
-
-
-def _has_left(error: BaseException | None) -> bool:
-    return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientDisconnectedError))
 
 
 def _headers_of(level: Level | None) -> dict[str, str]:

@@ -84,15 +84,12 @@ def degraded(app: FastAPI) -> str | None:
 async def read_status(app: FastAPI) -> Status:
     """Look at everything. What belongs to the event loop is read on it, processes and GPUs by `Inspection`."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
-    loads, states = {load.id: load for load in engine.loads()}, engine.health()
+    loads, states = engine.loads(), engine.health()
     swaps, running, draining = engine.swaps, drain.running, drain.draining
-    families, ram, hardware = await app.state.inspection.of(loads.values())
+    families, ram, hardware = await app.state.inspection.of(loads)
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
     held = _Held(ram, _on_gpus_now(hardware.gpus, families))
-    models = []
-    for health in states:
-        load = loads.get(health.id) or ModelLoad(health.id, running=0, waiting=0)
-        models.append(_model(health, load, held, app.state.metrics.last_minute))
+    models = [_model(health, _load_of(health, loads), held, app.state.metrics.last_minute) for health in states]
     found = {model.status for model in models} | ({"draining"} if draining else set())
     paths = {name: getattr(settings, name) for name in Paths.model_fields}
     recent: LastMinute[Answered] = app.state.metrics.last_requests
@@ -172,12 +169,11 @@ def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
         total_bytes=gpu.total_bytes,
         used_bytes=gpu.total_bytes - gpu.free_bytes,
         others_bytes=gpu.foreign_bytes,
-        holders=[GpuHolder(**asdict(one), model=_model_at(one.pid, families)) for one in gpu.holders],
+        holders=[
+            GpuHolder(**asdict(one), model=model_of(families[one.pid]) if one.pid in families else None)
+            for one in gpu.holders
+        ],
     )
-
-
-def _model_at(pid: int, families: Mapping[int, str]) -> str | None:
-    return model_of(families[pid]) if pid in families else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +183,14 @@ class _Held:
     ram: Mapping[str, int]
     gpus: Mapping[str, int | None]
 
-    def in_ram(self, engines: Iterable[ModelLoad]) -> int | None:
-        known = [self.ram[one.id] for one in engines if one.id in self.ram]
-        return sum(known) if known else None
-
-    def on_gpus(self, engines: Iterable[ModelLoad]) -> int | None:
-        found = [self.gpus[one.id] for one in engines if one.id in self.gpus]
-        return sum(filter(None, found)) if found and None not in found else None
+    def by(self, engines: Collection[ModelLoad]) -> dict[str, int | None]:
+        """Return `gpu_bytes` and `ram_bytes` of these together; None where nothing, or not all, is known."""
+        ram = [self.ram[one.id] for one in engines if one.id in self.ram]
+        gpus = [self.gpus[one.id] for one in engines if one.id in self.gpus]
+        return {
+            "gpu_bytes": sum(filter(None, gpus)) if gpus and None not in gpus else None,
+            "ram_bytes": sum(ram) if ram else None,
+        }
 
 
 def _on_gpus_now(gpus: Iterable[Gpu], families: Mapping[int, str]) -> dict[str, int | None]:
@@ -214,8 +211,7 @@ def _memory(load: ModelLoad, held: _Held) -> Memory:
         planned_ram_bytes=planned.get(None),
         next_gpu_bytes=_on_gpus(later),
         next_ram_bytes=later.get(None),
-        gpu_bytes=held.on_gpus(engines),
-        ram_bytes=held.in_ram(engines),
+        **held.by(engines),
     )
 
 
@@ -229,26 +225,22 @@ def _gpus(load: ModelLoad) -> list[int]:
     return sorted(place for place in found if place is not None)
 
 
-def _engines(health: ModelHealth, load: ModelLoad, held: _Held) -> list[EngineState]:
-    loads = {one.id: one for one in load.engines or (load,)}
-    found = []
-    for one in health.engines:
-        own = loads.get(one.id) or ModelLoad(one.id, running=0, waiting=0)
-        found.append(
-            EngineState(
-                id=one.id,
-                status=one.status,
-                phase=one.phase,
-                restarts=one.restarts,
-                gpus=_gpus(own),
-                pids=list(own.pids),
-                running=own.running,
-                waiting=own.waiting,
-                gpu_bytes=held.on_gpus([own]),
-                ram_bytes=held.in_ram([own]),
-            )
-        )
-    return found
+def _load_of(health: ModelHealth, loads: Iterable[ModelLoad]) -> ModelLoad:
+    return next((load for load in loads if load.id == health.id), ModelLoad(health.id, running=0, waiting=0))
+
+
+def _engine(health: ModelHealth, load: ModelLoad, held: _Held) -> EngineState:
+    return EngineState(
+        id=health.id,
+        status=health.status,
+        phase=health.phase,
+        restarts=health.restarts,
+        gpus=_gpus(load),
+        pids=list(load.pids),
+        running=load.running,
+        waiting=load.waiting,
+        **held.by([load]),
+    )
 
 
 def _on_gpus(planned: Mapping[int | None, int]) -> int | None:
@@ -282,7 +274,7 @@ def _model(health: ModelHealth, load: ModelLoad, held: _Held, recent: LastMinute
             images=done.images,
             audio_seconds=round(done.audio_seconds, 1),
         ),
-        engines=_engines(health, load, held),
+        engines=[_engine(one, _load_of(one, load.engines or (load,)), held) for one in health.engines],
     )
 
 

@@ -52,12 +52,6 @@ everything that clients wrote. Names of users in paths are masked. Look through 
 """
 
 
-def check_new(file: Path) -> None:
-    """End with a message where the file exists."""
-    if os.path.lexists(file):
-        refuse(f"{file} exists already, and is not overwritten. Name another file.", code=1)
-
-
 def write_bundle(file: Path, case: Case | None, findings: Sequence[tuple[str, Finding]]) -> None:
     """Write the archive (tar.gz, mode 0600). `case` is None where the settings cannot be read.
 

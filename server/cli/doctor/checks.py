@@ -424,22 +424,18 @@ def disk_usage(folder: Path) -> tuple[int, int, int]:
     return shutil.disk_usage(next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), "/"))
 
 
-def _reserve_bytes(case: Case) -> int:
-    told = None if case.running is None else case.running.reserve_bytes
-    return reserve_bytes(case.settings) if told is None else told
-
-
 def disk(case: Case) -> Iterator[Finding]:
     """What is left where data and weights are."""
+    told = None if case.running is None else case.running.reserve_bytes
+    reserve = reserve_bytes(case.settings) if told is None else told
     for name, folder in {"data": case.settings.data_dir, "weights": case.settings.weights_dir}.items():
         total, _, free = disk_usage(folder)
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
         if free < 256 * 2**20:
             yield problem(message, "free space: without it neither keys nor usage can be written")
-        elif name == "data" and free < _reserve_bytes(case):
+        elif name == "data" and free < reserve:
             yield warning(
-                f"{message}, less than HEARTH_DISK_RESERVE_GIB ({_reserve_bytes(case) / 2**30:g}): files and "
-                "recordings are refused",
+                f"{message}, less than HEARTH_DISK_RESERVE_GIB ({reserve / 2**30:g}): files and recordings are refused",
                 "free space, or lower HEARTH_DISK_RESERVE_GIB",
             )
         elif free < 0.05 * total:

@@ -5,6 +5,7 @@ It leaves nothing changed: a key that it makes is deleted.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ import typer
 from engine.config import load_config
 from engine.errors import EngineError
 from server.cli.doctor import Case, Finding, case_of, ok, problem, skipped
-from server.cli.doctor.bundle import check_new, write_bundle
+from server.cli.doctor.bundle import write_bundle
 from server.cli.doctor.checks import CHECKS
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, refuse, tell
 from server.cli.status import follow, standing
@@ -50,8 +51,8 @@ def doctor(  # noqa: PLR0913 - one argument per option
     if watch:
         follow(load_settings(**folders).data_dir, as_json=as_json)
         return
-    if bundle is not None:
-        check_new(bundle)
+    if bundle is not None and os.path.lexists(bundle):
+        refuse(f"{bundle} exists already, and is not overwritten. Name another file.", code=1)
     cases: list[Case] = []
     found = []
     count = Counter(dict.fromkeys(_COLORS, 0))
