@@ -1,14 +1,7 @@
 // Lines to copy for other programs, with this server's address and a model. They come from docs/clients.md.
 import { base, get } from "./api.js";
 import { html, signal, useEffect, useSignal } from "./lib.js";
-import { Copy, Failure, Field } from "./widgets.js";
-
-export function Lines({ text, label }) {
-  return html`<figure class="code">
-    <figcaption><span>${label}</span><${Copy} text=${text} /></figcaption>
-    <pre tabindex="0" dir="ltr"><code>${text}</code></pre>
-  </figure>`;
-}
+import { Failure, Field, Lines } from "./widgets.js";
 
 // Requests by what a model is for; the first that it can do is shown.
 const JSON_TYPE = "-H 'Content-Type: application/json' \\\n  -d";

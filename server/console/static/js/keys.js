@@ -1,8 +1,7 @@
 // Keys of others, for administrators: made, shown once, changed, rotated, ended.
 import { base, get, me, post } from "./api.js";
-import { Lines } from "./connect.js";
 import { html, useEffect, useSignal } from "./lib.js";
-import { day, Dialog, Failure, Field, number, say } from "./widgets.js";
+import { day, Dialog, Failure, Field, Lines, number, say } from "./widgets.js";
 
 const SCOPES = ["chat", "batch", "images", "audio", "embeddings", "models", "metrics", "admin"];
 const LIMITS = ["requests_per_minute", "tokens_per_minute", "parallel_requests", "batch_items", "images_per_day"];

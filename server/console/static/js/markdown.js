@@ -2,7 +2,7 @@
 // lead to http and https alone, and pictures are links, since their address could carry out what was said.
 import { lexer } from "../vendor/marked.mjs";
 import { Component, html } from "./lib.js";
-import { Copy } from "./widgets.js";
+import { Lines } from "./widgets.js";
 
 const DEEPEST = 30;
 const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
@@ -26,13 +26,6 @@ function Link({ href, children }) {
   return html`<a href=${address.href} target="_blank" rel="noreferrer noopener">${children}</a>`;
 }
 
-function CodeBlock({ text, language }) {
-  return html`<figure class="code">
-    <figcaption><span>${language}</span><${Copy} text=${text} /></figcaption>
-    <pre tabindex="0" dir="ltr"><code>${text}</code></pre>
-  </figure>`;
-}
-
 const inside = (token, depth) => (token.tokens ? show(token.tokens, depth + 1) : plain(token.text ?? ""));
 
 const SHOWN = {
@@ -40,7 +33,7 @@ const SHOWN = {
   hr: () => html`<hr />`,
   br: () => html`<br />`,
   checkbox: (token) => (token.checked ? "☑ " : "☐ "),
-  code: (token) => html`<${CodeBlock} text=${token.text} language=${token.lang ?? ""} />`,
+  code: (token) => html`<${Lines} text=${token.text} label=${token.lang ?? ""} />`,
   codespan: (token) => html`<code>${plain(token.text)}</code>`,
   html: (token) => html`<span class="raw">${token.raw}</span>`,
   text: inside,

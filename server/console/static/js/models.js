@@ -2,7 +2,7 @@
 import { events, get, isAdmin, me, post, send } from "./api.js";
 import { chosen } from "./connect.js";
 import { html, useSignal } from "./lib.js";
-import { bytes, Failure, Field, number, pace, say, usePoll } from "./widgets.js";
+import { bytes, Failure, Field, number, pace, say, Table, trying, usePoll } from "./widgets.js";
 
 const WORDS = { ready: "ready", loading: "loading", failed: "failed", sleeping: "asleep", unloaded: "not loaded" };
 // Where this page has something for a model: by its capability, the scope that it needs, and what the link says.
@@ -21,14 +21,13 @@ export function Models({ models, failed }) {
     return { ...model, status, running, waiting };
   });
   const ids = new Set(listed.map((model) => model.id));
-  const fail = (failure) => (error.value = failure);
   const replicas = status.value?.replicas ?? [];
   return html`<h1>Models</h1>
     <${Failure} error=${error.value ?? failed} />
     ${isAdmin.value && status.value?.models && html`<${Memory} status=${status.value} />`}
     ${replicas.length > 0 && html`<${Cluster} status=${status.value} />`}
     <ul class="cards">${listed.filter((model) => !ids.has(model.parent)).map((model) => html`<${Model} key=${model.id} model=${model}
-      state=${state[model.id]} failed=${fail} engines=${enginesOf(model.id, state[model.id], replicas)}
+      state=${state[model.id]} error=${error} engines=${enginesOf(model.id, state[model.id], replicas)}
       adapters=${listed.filter((one) => one.parent === model.id)} states=${state} />`)}</ul>
     ${isAdmin.value && html`<${Fetch} />`}`;
 }
@@ -50,11 +49,6 @@ function Engines({ name, engines }) {
   return html`<${Table} title=${`Engines of ${name}`} columns=${["Engine", "State", "Running", "Waiting", "Memory", "Restarts"]} rows=${rows} />`;
 }
 
-const Table = ({ title, columns, rows }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
-  <thead><tr>${columns.map((column) => html`<th key=${column}>${column}</th>`)}</tr></thead>
-  <tbody>${rows.map((row, at) => html`<tr key=${at}>${row.map((cell, place) => html`<td key=${place}>${cell}</td>`)}</tr>`)}</tbody>
-</table></div>`;
-
 const Cluster = ({ status }) => html`<h2>Machines</h2>
   <${Table} title="Machines" columns=${["Machine", "State", "GPUs", "CPUs", "Memory"]} rows=${status.machines.map((one) =>
     [one.address, `${one.alive ? "here" : "left or died"}${one.head ? ", the head" : ""}`, one.gpus, one.cpus, bytes(one.memory_bytes)])} />
@@ -62,18 +56,12 @@ const Cluster = ({ status }) => html`<h2>Machines</h2>
   <${Table} title="Replicas" columns=${["Machine", "Role", "State", "Requests", "Models", "Replica"]} rows=${status.replicas.map((one) =>
     [one.node, one.role, one.status.status, one.status.requests_running, one.status.models.map(({ id }) => id).join(", "), one.replica])} />`;
 
-function Model({ model, state, states, engines, adapters, failed }) {
+function Model({ model, state, states, engines, adapters, error }) {
   const busy = useSignal(false);
-  const act = (what) => async () => {
-    busy.value = true;
-    try {
-      await send(`v1/admin/models/${model.id}/${what}`, { method: "POST" });
-      say(`${model.id}: ${what === "load" ? "loaded" : "leaves with its last answer"}`);
-    } catch (failure) {
-      failed(failure);
-    }
-    busy.value = false;
-  };
+  const act = (what) => () => trying(async () => {
+    await send(`v1/admin/models/${model.id}/${what}`, { method: "POST" });
+    say(`${model.id}: ${what === "load" ? "loaded" : "leaves with its last answer"}`);
+  }, error, busy);
   const left = state?.remaining_seconds, last = state?.last_minute;
   const facts = [
     model.demo && "a demo",
@@ -120,12 +108,10 @@ function Model({ model, state, states, engines, adapters, failed }) {
 // Texts in the order in which they fit a question: by a model that ranks, or by the angle between vectors.
 function Try({ model }) {
   const query = useSignal(""), texts = useSignal(""), found = useSignal(null), error = useSignal(null), busy = useSignal(false);
-  const submit = async (event) => {
+  const submit = (event) => {
     event.preventDefault();
     const documents = texts.value.split("\n").map((line) => line.trim()).filter(Boolean);
-    busy.value = true;
-    error.value = null;
-    try {
+    trying(async () => {
       if (model.capabilities.includes("rerank")) {
         const { results } = await post("v1/rerank", { model: model.id, query: query.value, documents });
         found.value = results.map(({ index, relevance_score: score }) => [documents[index], score]);
@@ -134,10 +120,7 @@ function Try({ model }) {
         const [asked, ...others] = data.map((one) => one.embedding);
         found.value = others.map((other, at) => [documents[at], cosine(asked, other)]).sort(([, one], [, other]) => other - one);
       }
-    } catch (failure) {
-      error.value = failure;
-    }
-    busy.value = false;
+    }, error, busy);
   };
   const input = (signal) => ({ value: signal.value, dir: "auto", required: true, onInput: (event) => (signal.value = event.target.value) });
   return html`<details><summary>Try it</summary><form onSubmit=${submit}>
@@ -208,12 +191,10 @@ function bars(parts, total) {
 // What the plan would have and is not here; fetched by a process of its own, which goes on when this page is left.
 function Fetch() {
   const plan = useSignal(null), error = useSignal(null), lines = useSignal(null), busy = useSignal(false);
-  const ask = async () => {
-    busy.value = true;
-    error.value = null;
-    plan.value = await get("v1/admin/plan").catch((failure) => ((error.value = failure), null));
-    busy.value = false;
-  };
+  const ask = () => trying(async () => {
+    plan.value = null;
+    plan.value = await get("v1/admin/plan");
+  }, error, busy);
   const watch = async (models) => {
     lines.value = [];
     error.value = null;

@@ -1,14 +1,10 @@
 // How the server stands, for administrators: what was refused, warnings, changes, reload and doctor.
 import { get, post } from "./api.js";
 import { html, useSignal } from "./lib.js";
-import { bytes, day, Failure, number, pace, usePoll } from "./widgets.js";
+import { bytes, day, Failure, number, pace, Table, trying, usePoll } from "./widgets.js";
 
-const table = (title, columns, rows) => html`<h2>${title}</h2>${rows.length
-  ? html`<div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
-      <thead><tr>${columns.map((name) => html`<th key=${name}>${name}</th>`)}</tr></thead>
-      <tbody>${rows.map((row, at) => html`<tr key=${at}>${row.map((cell, place) => html`<td key=${place} dir="auto">${cell}</td>`)}</tr>`)}</tbody>
-    </table></div>`
-  : html`<p>None.</p>`}`;
+const table = (title, columns, rows) => html`<h2>${title}</h2>
+  ${rows.length ? html`<${Table} title=${title} columns=${columns} rows=${rows} />` : html`<p>None.</p>`}`;
 
 export function Status() {
   const error = useSignal(null);
@@ -45,16 +41,10 @@ const detail = (fields) => Object.entries(fields ?? {})
 
 function Reload() {
   const found = useSignal(null), error = useSignal(null), busy = useSignal(false);
-  const reload = async () => {
-    busy.value = true;
-    found.value = error.value = null;
-    try {
-      found.value = await post("v1/admin/reload", undefined);
-    } catch (failure) {
-      error.value = failure;
-    }
-    busy.value = false;
-  };
+  const reload = () => trying(async () => {
+    found.value = null;
+    found.value = await post("v1/admin/reload", undefined);
+  }, error, busy);
   const changes = found.value && [...["added", "changed", "removed", "later"].map((what) => [what, found.value[what]]),
     ...["added", "changed", "removed"].map((what) => [`voices ${what}`, found.value.voices[what]])].filter(([, names]) => names?.length);
   return html`<h2>Configuration</h2>
@@ -68,12 +58,10 @@ function Reload() {
 
 function Doctor() {
   const found = useSignal(null), error = useSignal(null), busy = useSignal(false);
-  const look = async () => {
-    busy.value = true;
-    error.value = null;
-    found.value = await get("v1/admin/doctor", { method: "POST" }).catch((failure) => ((error.value = failure), null));
-    busy.value = false;
-  };
+  const look = () => trying(async () => {
+    found.value = null;
+    found.value = await get("v1/admin/doctor", { method: "POST" });
+  }, error, busy);
   const all = found.value?.findings ?? [];
   return html`<h2>Doctor</h2>
     <button type="button" disabled=${busy.value} onClick=${look}>${busy.value ? "Looking" : "Look for problems"}</button>

@@ -2,7 +2,7 @@
 import { get, send } from "./api.js";
 import { html, useEffect, useSignal } from "./lib.js";
 import { Transcription } from "./sound.js";
-import { Failure, Field } from "./widgets.js";
+import { Failure, Field, trying } from "./widgets.js";
 
 const NAMES = new Intl.DisplayNames(["en"], { type: "language" });
 // A greeting in each language that is shipped, to begin with.
@@ -26,20 +26,15 @@ export function Voices({ models: served }) {
   const spoken = language.value ?? languages[0];
   const able = voices.filter((voice) => voice.language === spoken);
   const voice = able.find((one) => one.id === chosen.value) ?? able[0];
-  const speak = async (event) => {
+  const speak = (event) => {
     event.preventDefault();
-    busy.value = true;
-    error.value = null;
     const input = text.value || GREETINGS[spoken] || "Hello, world.";
     const body = { model: voice.servedBy, voice: voice.id, input, speed: Number(speed.value), response_format: format.value };
-    try {
+    trying(async () => {
       const came = await (await send("v1/audio/speech", { body })).blob();
       if (sound.value) URL.revokeObjectURL(sound.value.url);
       sound.value = { url: URL.createObjectURL(came), name: `${voice.id}.${format.value}`, said: input };
-    } catch (failure) {
-      error.value = failure;
-    }
-    busy.value = false;
+    }, error, busy);
   };
   return html`<h1>Voices</h1>
     <form onSubmit=${speak}>

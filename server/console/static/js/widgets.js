@@ -18,6 +18,30 @@ export function Failure({ error }) {
   return html`<div role="alert">${text && html`<p class="failure" dir="auto">${text}</p>`}</div>`;
 }
 
+// Waits for `act`, with `busy` on meanwhile; what goes wrong is in `error`.
+export async function trying(act, error, busy) {
+  busy.value = true;
+  error.value = null;
+  try {
+    await act();
+  } catch (failure) {
+    error.value = failure;
+  }
+  busy.value = false;
+}
+
+export const Table = ({ title, columns, rows }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
+  <thead><tr>${columns.map((column) => html`<th key=${column}>${column}</th>`)}</tr></thead>
+  <tbody>${rows.map((row, at) => html`<tr key=${at}>${row.map((cell, place) => html`<td key=${place} dir="auto">${cell}</td>`)}</tr>`)}</tbody>
+</table></div>`;
+
+export function Lines({ text, label }) {
+  return html`<figure class="code">
+    <figcaption><span>${label}</span><${Copy} text=${text} /></figcaption>
+    <pre tabindex="0" dir="ltr"><code>${text}</code></pre>
+  </figure>`;
+}
+
 export function Copy({ text, label = "Copy" }) {
   const done = useSignal(false);
   const copy = async () => {
