@@ -205,12 +205,10 @@ def database_url(settings: Settings) -> str:
 def load_settings(**flags: Any) -> Settings:
     """Read the environment; `flags` that are not None win. Raises `SettingsError`."""
     problems = _unknown_names()
-    variables = {f"{_PREFIX}{name.upper()}": name for name in Settings.model_fields}
-    given: dict[str, Any] = {
-        name: os.environ[variable] for variable, name in variables.items() if variable in os.environ
-    }
+    variables = {name: os.environ.get(f"{_PREFIX}{name.upper()}") for name in Settings.model_fields}
+    given = variables | {name: value for name, value in flags.items() if value is not None}
     try:
-        settings = Settings(**given | {name: value for name, value in flags.items() if value is not None})
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         problems += [f"{_PREFIX}{str(item['loc'][0]).upper()}: {sentence(item)}" for item in error.errors()]
     else:

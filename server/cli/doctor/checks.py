@@ -51,12 +51,8 @@ def settings(case: Case) -> Iterator[Finding]:
     """Values that are right one by one, and do not go together, or not with those of the running server."""
     given = case.settings
     wrong = list(_contradictions(given))
-    names = given.model_fields_set
-    which = (
-        f"set in this terminal are {', '.join(sorted(f'HEARTH_{name.upper()}' for name in names))}"
-        if names
-        else "all as shipped"
-    )
+    names = ", ".join(sorted(f"HEARTH_{name.upper()}" for name in given.model_fields_set))
+    which = f"set in this terminal are {names}" if names else "all as shipped"
     yield from wrong or [ok(f"valid; {which}")]
     if case.running is None:
         return
