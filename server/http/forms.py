@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,7 +20,6 @@ from server.http.routing import Bodies, check_scope, read_body
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
 LONGEST_NAME = 64  # of a field, in an error: the client chose it
 _MOST_PARTS = 64
-_LONGEST_HEAD_BYTES = 16 * 2**10  # of one part
 _LONGEST_BOUNDARY_BYTES = 200
 
 Form = list[tuple[str, bytes]]
@@ -71,82 +71,108 @@ def boundary_of(scope: Scope) -> bytes:
 
 def parse_form(body: bytes, boundary: bytes) -> Form:
     """Return the parts of a whole body. Raises `ApiError` 400 for one that is cut off, or has too many."""
-    parts = _Parts()
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": parts.begin,
-            "on_header_field": parts.header_name,
-            "on_header_value": parts.header_value,
-            "on_header_end": parts.header_end,
-            "on_headers_finished": parts.headers_end,
-            "on_part_data": parts.data,
-            "on_part_end": parts.part_end,
-            "on_end": parts.end,
-        },
-    )
-    if body.count(b"\r\n--" + boundary) > _MOST_PARTS + 1:  # where none ends, the parser goes on byte by byte
-        raise too_many(_MOST_PARTS, "parts")
-    try:
-        parser.write(body)
-    except FormParserError as error:
-        raise no_form() from error
-    if not parts.ended:
-        raise no_form()
-    return parts.form
+    reader = _WholeForm(boundary)
+    reader.feed(body)
+    reader.check_end()
+    form, reader.form = reader.form, []  # the reader and its parser refer to each other: it may live on for a while
+    return form
 
 
-def no_form() -> ApiError:
-    return ApiError(400, "invalid_value", "The body is not a complete `multipart/form-data`. Send it again.")
+class FormReader(ABC):
+    """Reads a form as it comes; subclasses say what becomes of its parts, of which it has at most `most_parts`."""
 
+    most_parts = _MOST_PARTS
 
-def too_many(most: int, parts: str) -> ApiError:
-    return ApiError(400, "invalid_value", f"The form has more than {most} {parts}.")
-
-
-class _Parts:
-    """The parser's callbacks."""
-
-    def __init__(self) -> None:
-        self.form: Form = []
-        self.ended = False
+    def __init__(self, boundary: bytes) -> None:
+        self._delimiter = b"\r\n--" + boundary
+        self._delimiters = self._parts = 0
+        self._ended = False
         self._headers: dict[bytes, bytes] = {}
         self._header = self._value = b""
-        self._head_bytes = 0
-        self._name = ""
-        self._pieces: list[bytes] = []
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._on_part_begin,
+                "on_header_field": self._on_header_field,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers_finished,
+                "on_part_data": lambda data, start, end: self.take(data[start:end]),
+                "on_part_end": self.end_part,
+                "on_end": self._on_end,
+            },
+        )
 
-    def begin(self) -> None:
-        self._headers, self._header, self._value, self._head_bytes = {}, b"", b"", 0
-        self._name, self._pieces = "", []
-        if len(self.form) == _MOST_PARTS:
-            raise too_many(_MOST_PARTS, "parts")
+    def feed(self, piece: bytes) -> None:
+        """Parse what comes next. Raises `ApiError` 400, and what the methods below do."""
+        self._delimiters += piece.count(self._delimiter)
+        if self._delimiters > self.most_parts + 1:  # where none ends a part, the parser goes on byte by byte
+            raise self._too_many()
+        try:
+            self._parser.write(piece)
+        except FormParserError as error:
+            raise _no_form() from error
 
-    def header_name(self, data: bytes, start: int, end: int) -> None:
-        self._header += self._of_head(data, start, end)
+    def check_end(self) -> None:
+        """Raise `ApiError` 400 unless all of it has come."""
+        if not self._ended:
+            raise _no_form()
 
-    def header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += self._of_head(data, start, end)
+    @abstractmethod
+    def begin_part(self, name: str, filename: bytes | None) -> None:
+        """A part begins; `filename` is None for one that is no file."""
 
-    def _of_head(self, data: bytes, start: int, end: int) -> bytes:
-        self._head_bytes += end - start
-        if self._head_bytes > _LONGEST_HEAD_BYTES:
-            raise no_form()
-        return data[start:end]
+    @abstractmethod
+    def take(self, data: bytes) -> None:
+        """Take more of the part."""
 
-    def header_end(self) -> None:
+    @abstractmethod
+    def end_part(self) -> None:
+        """The part is complete."""
+
+    def _on_part_begin(self) -> None:
+        self._headers, self._header, self._value = {}, b"", b""
+        self._parts += 1
+        if self._parts > self.most_parts:
+            raise self._too_many()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
         self._headers[self._header.lower()] = self._value
         self._header = self._value = b""
 
-    def headers_end(self) -> None:
+    def _on_headers_finished(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
-        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        self.begin_part(options.get(b"name", b"").decode("utf-8", "replace"), options.get(b"filename"))
 
-    def data(self, data: bytes, start: int, end: int) -> None:
-        self._pieces.append(data[start:end])
+    def _on_end(self) -> None:
+        self._ended = True
 
-    def part_end(self) -> None:
+    def _too_many(self) -> ApiError:
+        return ApiError(400, "invalid_value", f"The form has more than {self.most_parts} parts.")
+
+
+class _WholeForm(FormReader):
+    def __init__(self, boundary: bytes) -> None:
+        super().__init__(boundary)
+        self.form: Form = []
+        self._name = ""
+        self._pieces: list[bytes] = []
+
+    def begin_part(self, name: str, filename: bytes | None) -> None:  # noqa: ARG002  # files are parts like others
+        self._name, self._pieces = name, []
+
+    def take(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def end_part(self) -> None:
         self.form.append((self._name, b"".join(self._pieces)))
 
-    def end(self) -> None:
-        self.ended = True
+
+def _no_form() -> ApiError:
+    return ApiError(400, "invalid_value", "The body is not a complete `multipart/form-data`. Send it again.")

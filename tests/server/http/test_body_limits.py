@@ -14,7 +14,7 @@ from starlette.requests import Request
 from server.errors import ApiError, install
 from server.http.disconnect import Drain
 from server.http.forms import parse_form
-from server.http.routing import Bodies, StrictRoute, read_capped
+from server.http.routing import Bodies, StrictRoute, read_body
 from server.observability.access_log import RequestRecord
 from server.settings import load_settings
 
@@ -22,7 +22,8 @@ MIB = 2**20
 
 
 def scope_with(drain: Drain) -> dict[str, Any]:
-    return {"type": "http", "app": SimpleNamespace(state=SimpleNamespace(drain=drain))}
+    state = SimpleNamespace(drain=drain, settings=SimpleNamespace(max_body_bytes=MIB))
+    return {"type": "http", "headers": [], "app": SimpleNamespace(state=state)}
 
 
 def test_a_key_with_its_share_is_refused_and_another_one_is_not():
@@ -42,13 +43,15 @@ def test_a_key_with_its_share_is_refused_and_another_one_is_not():
         many(10 * MIB)
 
 
-async def test_a_body_that_drips_has_an_end():
+async def test_a_body_that_drips_has_an_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("server.http.routing._BODY_SECONDS", 0.2)
+
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0.02)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     with pytest.raises(ApiError) as refused:
-        await read_capped(Request(scope_with(Drain()), receive), MIB, lambda _: None, seconds=0.2)
+        await read_body(Request(scope_with(Drain()), receive), lambda _: None)
     assert (refused.value.status, refused.value.code) == (408, "request_timeout")
 
 
@@ -60,7 +63,7 @@ async def test_a_body_that_is_still_coming_when_the_server_ends_gets_503():
         await asyncio.Event().wait()
         return {}
 
-    reading = asyncio.create_task(read_capped(Request(scope_with(drain), receive), MIB, lambda _: None))
+    reading = asyncio.create_task(read_body(Request(scope_with(drain), receive), lambda _: None))
     await waits.wait()
     drain.cut()
     reading.cancel()  # as uvicorn does
