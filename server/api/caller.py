@@ -21,7 +21,7 @@ from server.api.schema import Strict
 from server.auth.access import Access, RequiresScope
 from server.auth.metering import MeteredEngine
 from server.errors import ApiError, invalid_body
-from server.http.disconnect import Drain, until_disconnect
+from server.http.disconnect import until_disconnect
 from server.http.streaming import Encoder, StreamedResponse, TokenEvents
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
@@ -29,6 +29,16 @@ from server.store.audit import Actor
 from server.store.keys import ApiKey
 
 _Body = TypeVar("_Body", bound=Strict)
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """Encode an event of a convention that names their types, in the event itself too."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
+
+
+def failed_event(error: ApiError) -> bytes:
+    """Encode what ends a stream of such events that fails."""
+    return event("error", error=error.body())
 
 
 class Answer(Encoder):
@@ -44,7 +54,7 @@ class Answer(Encoder):
 
     def failed(self, error: ApiError) -> bytes:
         """Return what ends a stream that fails after its start."""
-        return event("error", error=error.body())
+        return failed_event(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +77,6 @@ class Caller(Asker):
     """One request, and the key it came with."""
 
     request: Request
-    drain: Drain
 
     async def answer(
         self,
@@ -85,15 +94,15 @@ class Caller(Asker):
             )
             return self.streamed(events, failure=answer.failed)
         with naming or nullcontext():
-            result = await until_disconnect(self.engine.whole(asked), self.request, self.drain)
+            result = await until_disconnect(self.engine.whole(asked), self.request)
         self.record.answered(result)
         return json_response(answer.whole(result))
 
-    def streamed(self, events: TokenEvents | AsyncIterator[bytes], *, failure: Callable[[ApiError], bytes]) -> Response:
+    def streamed(
+        self, events: TokenEvents | AsyncIterator[bytes], *, failure: Callable[[ApiError], bytes] = failed_event
+    ) -> Response:
         """Answer with events; `failure` encodes an error that comes after the first."""
-        return StreamedResponse(
-            events, drain=self.drain, keep_alive_seconds=self.settings.keep_alive_seconds, failure=failure
-        )
+        return StreamedResponse(events, keep_alive_seconds=self.settings.keep_alive_seconds, failure=failure)
 
 
 def json_response(answer: Any) -> Response:
@@ -101,20 +110,15 @@ def json_response(answer: Any) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def checked(kind: type[_Body], value: Any) -> _Body:
-    """Check what did not come as the body of a request like one that did. Raises `ApiError`."""
+def checked(kind: type[_Body], value: Any, *, form: bool = False) -> _Body:
+    """Check what did not come as the body of a request like one that did; all fields of a `form` are texts.
+
+    Raises `ApiError`.
+    """
     try:
-        return kind.model_validate(value)
+        return kind.model_validate_strings(value) if form else kind.model_validate(value)
     except ValidationError as error:
         raise invalid_body(error.errors(include_url=False, include_input=False), value) from None
-
-
-def checked_form(kind: type[_Body], fields: dict[str, str]) -> _Body:
-    """Check the fields of a form, of which each is a text. Raises `ApiError`."""
-    try:
-        return kind.model_validate_strings(fields)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False, include_input=False), fields) from None
 
 
 def checked_line(kind: type[_Body], value: Any) -> _Body:
@@ -123,11 +127,6 @@ def checked_line(kind: type[_Body], value: Any) -> _Body:
     if getattr(body, "stream", None):
         raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
     return body
-
-
-def event(kind: str, **fields: Any) -> bytes:
-    """Encode an event of a convention that names their types, in the event itself too."""
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
 
 
 class CallerWith(RequiresScope):
@@ -146,7 +145,6 @@ class CallerWith(RequiresScope):
             engine=engine,
             access=app.access,
             settings=app.settings,
-            drain=app.drain,
         )
 
 

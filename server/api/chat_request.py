@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from engine import ChatRequest, EngineError
 from server.api import schema as shared
-from server.api.caller import Asker, checked
+from server.api.caller import Asker
 from server.api.json_schema import sent_schema
 from server.api.left_out import OtherTool, callable_or_other
 from server.api.structured import StructuredOutputs
@@ -316,11 +316,6 @@ class ChatCompletionBody(SampledBody):
     @property
     def functions_offered(self) -> list[ToolDefinition]:
         return [tool for tool in self.tools or () if isinstance(tool, ToolDefinition)]
-
-
-def to_chat_body(value: Any) -> ChatCompletionBody:
-    """Check what did not come as the body of a chat request like one that did. Raises `ApiError`."""
-    return checked(ChatCompletionBody, value)
 
 
 def to_chat_request(body: ChatCompletionBody, caller: Asker, *, place: str = "") -> ChatRequest:

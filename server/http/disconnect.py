@@ -36,9 +36,9 @@ class CancelOnDisconnect:
     The body must have been read. Raises `ClientDisconnectedError`, or the `ApiError` of a server that shuts down.
     """
 
-    def __init__(self, scope: Scope, drain: "Drain") -> None:
+    def __init__(self, scope: Scope) -> None:
         self._connection = Connection.of(scope)
-        self._drain = drain
+        self._drain: Drain = scope["app"].state.drain
         self._task: asyncio.Task[Any] | None = None
         # Makes the error when it is raised: one that is kept would hold its frames, and they this block.
         self._reason: Callable[[], Exception] | None = None
@@ -72,9 +72,9 @@ class CancelOnDisconnect:
             self._task.cancel()
 
 
-async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request, drain: "Drain") -> _T:
+async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request) -> _T:
     """Await `work` in such a block, and return what it returns."""
-    async with CancelOnDisconnect(request.scope, drain):
+    async with CancelOnDisconnect(request.scope):
         return await work
 
 

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine import ChatStep, Usage
 from engine.stream import TokenStream
 from server.errors import ApiError, to_api_error
-from server.http.disconnect import CancelOnDisconnect, ClientDisconnectedError, Drain
+from server.http.disconnect import CancelOnDisconnect, ClientDisconnectedError
 from server.http.protocol import Connection
 from server.observability.access_log import RequestRecord
 
@@ -107,7 +107,6 @@ class StreamedResponse(Response):
         self,
         events: TokenEvents | AsyncIterator[bytes],
         *,
-        drain: Drain,
         media_type: str = "text/event-stream",
         keep_alive_seconds: float | None = None,
         failure: Callable[[ApiError], bytes] | None = error_event,
@@ -115,7 +114,6 @@ class StreamedResponse(Response):
         super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
-        self._drain = drain
         self._keep_alive_seconds = keep_alive_seconds
         self._failure = failure
 
@@ -129,7 +127,7 @@ class StreamedResponse(Response):
         body = Body(send, start, connection)
         last = b""
         try:
-            async with CancelOnDisconnect(scope, self._drain), _keep_alive(body, self._keep_alive_seconds):
+            async with CancelOnDisconnect(scope), _keep_alive(body, self._keep_alive_seconds):
                 await self._pump(body)
         except ClientDisconnectedError:
             if not body.begun:

@@ -19,7 +19,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from server.api.admin.schema import Body
-from server.api.caller import TheActor, event, of_app
+from server.api.caller import TheActor, event, failed_event, of_app
 from server.auth.access import KeyWith
 from server.errors import ApiError, overloaded
 from server.http.routing import StrictRoute
@@ -201,10 +201,5 @@ async def _note(request: Request, by: Actor, action: str, what: str) -> None:
 
 
 def _watched(request: Request, pull: Pull) -> Response:
-    state = request.app.state
-    return StreamedResponse(
-        pull.events(),
-        drain=state.drain,
-        keep_alive_seconds=state.settings.keep_alive_seconds,
-        failure=lambda error: event("error", error=error.body()),
-    )
+    keep_alive_seconds = request.app.state.settings.keep_alive_seconds
+    return StreamedResponse(pull.events(), keep_alive_seconds=keep_alive_seconds, failure=failed_event)

@@ -80,7 +80,7 @@ async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("
     if as_events:
         return caller.streamed(pieces, failure=lambda error: _event("error", error=error.body()))
     media_type = MEDIA_TYPES[asked.response_format]
-    return StreamedResponse(pieces, media_type=media_type, drain=caller.drain, failure=None)
+    return StreamedResponse(pieces, media_type=media_type, failure=None)
 
 
 async def _spoken(caller: Caller, asked: SpeechRequest, *, as_events: bool) -> AsyncGenerator[bytes, None]:

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, model_validator
 
 from engine import Segment, TranscriptionRequest, language_code
-from server.api.caller import Caller, CallerWith, checked_form, event, json_response, of_app
+from server.api.caller import Caller, CallerWith, checked, event, json_response, of_app
 from server.api.schema import ModelBody, ShortText
 from server.api.uploads import Upload, read_upload
 from server.batches.folder import Folder
@@ -104,11 +104,11 @@ async def _answered(caller: Caller, folder: Folder, kind: type[TranslationBody])
         caller.record.model, caller.record.stream = asked.model, bool(body.stream)
         heard = Transcript(caller, asked, upload, folder)
         if body.stream:
-            return caller.streamed(heard.events(), failure=lambda error: event("error", error=error.body()))
+            return caller.streamed(heard.events())
     except BaseException:
         await folder.run(upload.writer.discard_now)
         raise
-    await until_disconnect(heard.whole(), caller.request, caller.drain)
+    await until_disconnect(heard.whole(), caller.request)
     return _FORMATS[body.response_format or "json"](heard)
 
 
@@ -117,7 +117,7 @@ def _checked(kind: type[TranslationBody], upload: Upload) -> TranslationBody:
         if not {"segment"}.issuperset(upload.fields.get(name, ())):
             sentence = "`timestamp_granularities` must be `segment`: there are no times of words."
             raise ApiError(400, "invalid_value", sentence, param="timestamp_granularities")
-    return checked_form(kind, upload.last)
+    return checked(kind, upload.last, form=True)
 
 
 class Transcript:

@@ -151,9 +151,7 @@ async def read_file(file_id: str, caller: BatchCaller, store: TheStore, folder: 
     row = await _found(file_id, caller, store)
     if row.place != folder.place:
         raise overloaded("This file is on another server. Send the request there.", 60)
-    return StreamedResponse(
-        _content(folder, row.id), drain=caller.drain, media_type="application/octet-stream", failure=None
-    )
+    return StreamedResponse(_content(folder, row.id), media_type="application/octet-stream", failure=None)
 
 
 @router.delete("/{file_id}")

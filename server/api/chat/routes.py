@@ -54,7 +54,7 @@ async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(Caller
         raise ApiError(400, "batch_too_large", sentence, param="requests")
     created = int(time.time())
     with caller.engine.running():
-        responses = await until_disconnect(_answer_all(body.requests, caller), caller.request, caller.drain)
+        responses = await until_disconnect(_answer_all(body.requests, caller), caller.request)
     usage = _total(responses)
     failed = sum("error" in response for response in responses)
     caller.record.items, caller.record.failed_items = len(responses), failed

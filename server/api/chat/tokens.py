@@ -7,8 +7,8 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from server.api import schema as shared
-from server.api.caller import ChatCaller, json_response
-from server.api.chat_request import to_chat_body, to_chat_request
+from server.api.caller import ChatCaller, checked, json_response
+from server.api.chat_request import ChatCompletionBody, to_chat_request
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -50,11 +50,11 @@ async def tokenize(body: TokenizeBody, caller: ChatCaller) -> Response:
         raise ApiError(400, "missing_field", "Send either `prompt` or `messages`.", param="prompt")
     asked: Any = body.prompt
     if body.messages is not None:
-        asked = to_chat_request(to_chat_body(body.model_dump(include=set(_OF_CHAT))), caller)
+        asked = to_chat_request(checked(ChatCompletionBody, body.model_dump(include=set(_OF_CHAT))), caller)
     caller.record.model = model
     special_tokens = body.add_special_tokens is not False
     work = caller.engine.tokenize(model, asked, special_tokens=special_tokens)
-    found = await until_disconnect(work, caller.request, caller.drain)
+    found = await until_disconnect(work, caller.request)
     caller.record.prompt_tokens = len(found.ids)
     answer = {
         "count": len(found.ids),
@@ -71,4 +71,4 @@ async def detokenize(body: DetokenizeBody, caller: ChatCaller) -> Response:
     """Return the text that tokens stand for."""
     caller.record.model = model = caller.access.model_id(caller.key, body.model)
     work = caller.engine.detokenize(model, body.tokens)
-    return json_response({"prompt": await until_disconnect(work, caller.request, caller.drain)})
+    return json_response({"prompt": await until_disconnect(work, caller.request)})

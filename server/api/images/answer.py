@@ -107,8 +107,8 @@ async def answered(  # what an answer is made of
     )
     if body.stream:
         made = answer.events(progress=progress)
-        return caller.streamed(made, failure=lambda error: event("error", error=error.body()))
-    return json_response(await until_disconnect(answer.whole(), caller.request, caller.drain))
+        return caller.streamed(made)
+    return json_response(await until_disconnect(answer.whole(), caller.request))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from engine import EditRequest, ImageRequest
-from server.api.caller import Caller, CallerWith, checked_form
+from server.api.caller import Caller, CallerWith, checked
 from server.api.images.answer import ImageBody, TheImageFiles, TheImageLinks, answered
 from server.api.images.files import ImageFiles, ImageLinks
 from server.errors import ApiError
@@ -71,7 +71,7 @@ def _described(body: type[ImageBody], *files: str) -> dict[str, Any]:
 @router.post("/images/edits", response_class=Response, openapi_extra=_described(ImageEditBody, "image", "mask"))
 async def edit_images(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
     """Make images of pictures and a text: changed as it says, as a whole or within a mask."""
-    body = checked_form(ImageEditBody, _fields(form))
+    body = checked(ImageEditBody, _fields(form), form=True)
     edit = _edit(form, body.strength, mask=_mask(form))
     asked = body.to_request(caller, prompt=body.prompt, negative_prompt=body.negative_prompt or None, edit=edit)
     return await _edited(caller, body, asked, files, links)
@@ -80,7 +80,7 @@ async def edit_images(form: TheForm, caller: ImageCaller, files: TheImageFiles, 
 @router.post("/images/variations", response_class=Response, openapi_extra=_described(ImageVariationBody, "image"))
 async def vary_image(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
     """Make images that are like a picture."""
-    body = checked_form(ImageVariationBody, _fields(form))
+    body = checked(ImageVariationBody, _fields(form), form=True)
     edit = _edit(form, body.strength or 0.7)
     return await _edited(caller, body, body.to_request(caller, edit=edit), files, links)
 

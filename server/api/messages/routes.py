@@ -16,8 +16,8 @@ from fastapi.responses import Response
 from pydantic_core import from_json
 
 from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
-from server.api.caller import Answer, Caller, ChatCaller, event, json_response
-from server.api.chat_request import FieldNames, TextPart, to_chat_body, to_chat_request
+from server.api.caller import Answer, Caller, ChatCaller, checked, event, json_response
+from server.api.chat_request import ChatCompletionBody, FieldNames, TextPart, to_chat_request
 from server.api.left_out import OtherTool
 from server.api.messages import schema
 from server.http.disconnect import until_disconnect
@@ -56,7 +56,7 @@ async def count_tokens(body: schema.CountTokensBody, caller: ChatCaller) -> Resp
     chat, names = _to_chat(body, caller)
     caller.record.model = chat.model
     with names.as_sent():
-        tokens = await until_disconnect(caller.engine.count_tokens(chat), caller.request, caller.drain)
+        tokens = await until_disconnect(caller.engine.count_tokens(chat), caller.request)
     caller.record.prompt_tokens = tokens
     return json_response({"input_tokens": tokens})
 
@@ -81,7 +81,7 @@ def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest,
         fields |= body.model_dump(include={"max_tokens", "stream", "temperature", "top_p", "top_k"})
         fields["stop"] = list(body.stop_sequences)
     with names.as_sent():
-        chat = to_chat_request(to_chat_body(fields), caller)
+        chat = to_chat_request(checked(ChatCompletionBody, fields), caller)
     return replace(chat, continue_answer=continues), names
 
 

@@ -14,9 +14,9 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
-from server.api.caller import Asker, ChatCaller, checked_line, event, json_response
+from server.api.caller import Asker, ChatCaller, checked, checked_line, event, json_response
 from server.api.chat_answer import logprob
-from server.api.chat_request import FieldNames, to_chat_body, to_chat_request
+from server.api.chat_request import ChatCompletionBody, FieldNames, to_chat_request
 from server.api.left_out import OtherTool
 from server.api.responses import schema
 from server.errors import ApiError
@@ -51,7 +51,7 @@ async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Resp
     caller.record.stream = bool(body.stream)
     if body.stream:
         return caller.streamed(events, failure=answer.failed)
-    return json_response(await until_disconnect(_whole(answer, events), caller.request, caller.drain))
+    return json_response(await until_disconnect(_whole(answer, events), caller.request))
 
 
 async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _asked(body: schema.ResponseBody, asker: Asker) -> tuple["ResponseAnswer", T
     names = FieldNames(_NAMES, with_rest=True)
     fields = _chat_fields(body, names)
     with names.as_sent():
-        chat = to_chat_request(to_chat_body(fields), asker)
+        chat = to_chat_request(checked(ChatCompletionBody, fields), asker)
     asker.record.model = chat.model
     answer = ResponseAnswer(body, chat, created=int(time.time()))
     events = TokenEvents(

@@ -62,7 +62,7 @@ router = APIRouter(prefix="/v1", tags=["embeddings"], route_class=StrictRoute)
 @router.post("/embeddings", response_class=Response)
 async def create_embeddings(body: EmbeddingBody, caller: _EmbeddingCaller) -> Response:
     """Make a vector of each input, in their order."""
-    return json_response(await until_disconnect(_embed(body, caller), caller.request, caller.drain))
+    return json_response(await until_disconnect(_embed(body, caller), caller.request))
 
 
 async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:

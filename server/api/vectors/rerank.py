@@ -56,7 +56,7 @@ async def rerank(body: RerankBody, caller: Annotated[Caller, Depends(CallerWith(
         truncate=body.truncate is not False,
     )
     caller.record.model = asked.model
-    scores, tokens = await until_disconnect(_scores(asked, caller), caller.request, caller.drain)
+    scores, tokens = await until_disconnect(_scores(asked, caller), caller.request)
     caller.record.used(Usage(tokens, 0))
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n]
     results: list[dict[str, Any]] = [{"index": at, "relevance_score": _share(scores[at])} for at in best]

@@ -101,7 +101,7 @@ class Connection:
     async def _slow(self, request: Request) -> Response:
         self.request = weakref.ref(request)
         await request.body()
-        return Response(await until_disconnect(self._work(), request, request.app.state.drain))
+        return Response(await until_disconnect(self._work(), request))
 
     async def _work(self) -> bytes:
         self.begun.set()
@@ -160,7 +160,7 @@ def _streamed(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         await request.body()
-        return StreamedResponse(events(), drain=request.app.state.drain, keep_alive_seconds=keep_alive_seconds)
+        return StreamedResponse(events(), keep_alive_seconds=keep_alive_seconds)
 
     return answer
 

@@ -94,13 +94,11 @@ class Streaming:
 
     async def _events(self, request: Request) -> Response:
         await request.body()
-        drain = request.app.state.drain
-        return StreamedResponse(self._pieces("events"), drain=drain, keep_alive_seconds=5)
+        return StreamedResponse(self._pieces("events"), keep_alive_seconds=5)
 
     async def _file(self, request: Request) -> Response:
         await request.body()
-        drain = request.app.state.drain
-        return StreamedResponse(self._pieces("file"), media_type="audio/wav", drain=drain, failure=None)
+        return StreamedResponse(self._pieces("file"), media_type="audio/wav", failure=None)
 
     async def _whole(self, request: Request) -> Response:
         await request.body()
