@@ -1,27 +1,16 @@
 """`GET /v1/key`: what the caller's own key may do, and what is left of its limits."""
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 
-from server.api.schema import Shown
+from server.api.schema import AnyKey, LimitsInForce
 from server.auth.metering import Meter
-from server.observability.moments import iso
-from server.store.keys import SCOPES, ApiKey
+from server.store.keys import ApiKey
 
 router = APIRouter(prefix="/v1", tags=["keys"])
-
-
-class LimitsInForce(Shown):
-    """The key's own limits where it has any, else its tier's. null: no limit; 0: nothing."""
-
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    parallel_requests: int | None
-    batch_items: int | None
-    images_per_day: int | None
 
 
 class Left(BaseModel):
@@ -33,18 +22,10 @@ class Left(BaseModel):
     images: int | None
 
 
-class OwnKey(Shown):
+class OwnKey(AnyKey):
     """The key of this request. Its text is not known here."""
 
     object: Literal["key"] = "key"
-    public_id: str
-    name: str
-    tier: str
-    scopes: Annotated[list[str], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
-    models: list[str] | None
-    """null: all of the tier."""
-    created_at: Annotated[str | None, BeforeValidator(iso)]
-    expires_at: Annotated[str | None, BeforeValidator(iso)]
     limits: LimitsInForce
     left: Left
 

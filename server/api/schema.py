@@ -12,6 +12,10 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from server.observability.moments import iso
+from server.store.keys import SCOPES
+
+Iso = Annotated[str | None, BeforeValidator(iso)]
 _T = TypeVar("_T")
 MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
 INT64_MAX = 2**63 - 1
@@ -45,12 +49,60 @@ def stop_texts(value: Any) -> Any:
     return tuple(sequences)
 
 
+def _labels(value: Any) -> Any:
+    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
+    if (
+        not isinstance(value, dict)
+        or len(value) > 16
+        or not all(
+            isinstance(name, str) and len(name) <= 64 and isinstance(text, str) and len(text) <= 512
+            for name, text in value.items()
+        )
+    ):
+        raise ValueError("must map at most 16 names of up to 64 characters to texts of up to 512")
+    return value
+
+
+def texts_or_token_ids(value: Any, most: int, most_ids: int) -> Any:
+    """One text, one array of token ids, or an array of either; told apart by hand, so that no error names a branch."""
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
+    given = [value] if one else value
+    if not isinstance(given, list) or not 1 <= len(given) <= most:
+        raise ValueError(f"must be a string, an array of token ids, or an array of 1 to {most} of either")
+    if not all(isinstance(item, (str, list)) and item for item in given):
+        raise ValueError("must hold texts of at least 1 character, or arrays of at least 1 token id")
+    if sum(len(item) for item in given if isinstance(item, list)) > most_ids:
+        raise ValueError(f"must hold at most {most_ids} token ids")
+    return tuple(item if isinstance(item, str) else _token_ids(item) for item in given)
+
+
+def _token_ids(given: list[Any]) -> tuple[int, ...]:
+    if not all(type(token) is int and 0 <= token < 2**31 for token in given):
+        raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
+    return tuple(given)
+
+
+def described_form(body: type[BaseModel], *, more: dict[str, Any] | None = None, **files: str) -> dict[str, Any]:
+    """Describe a form for `/openapi.json`: `files`, of which the first is required, the body's fields, and `more`."""
+    schema = body.model_json_schema()
+    refused = {name for name, field in body.model_fields.items() if field.annotation is Any}
+    fields = {name: field for name, field in schema["properties"].items() if name not in refused}
+    shown = {name: {"type": "string", "format": "binary", "description": text} for name, text in files.items()}
+    form = {
+        "type": "object",
+        "required": [*list(files)[:1], *schema["required"]],
+        "properties": {**shown, **fields, **(more or {})},
+    }
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+
+
 ShortText = Annotated[str, Field(min_length=1, max_length=256)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]
 RandomSeed = Annotated[int, Field(ge=0, le=INT64_MAX)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Labels = Annotated[dict[str, str], BeforeValidator(_labels)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 EngineField = Annotated[Any, BeforeValidator(refused("is set by your administrator and cannot be sent with a request"))]
@@ -86,6 +138,29 @@ class Asked(BaseModel):
 
 class Shown(BaseModel, from_attributes=True, use_attribute_docstrings=True):
     """Part of an answer, made of an object of ours with `model_validate`."""
+
+
+class LimitsInForce(Shown):
+    """Of a key its own limits where it has any, else its tier's; of a tier its keys'. null: no limit; 0: nothing."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    parallel_requests: int | None
+    batch_items: int | None
+    images_per_day: int | None
+
+
+class AnyKey(Shown):
+    """What every view of a key shows: never its text."""
+
+    public_id: str
+    name: str
+    tier: str
+    scopes: Annotated[list[str], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
+    models: list[str] | None
+    """null: all of the tier."""
+    created_at: Iso
+    expires_at: Iso
 
 
 class Listed(BaseModel, Generic[_T]):

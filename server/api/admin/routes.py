@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from engine import ANSWERS, ModelHealth
 from server.api.admin.schema import Past
 from server.api.caller import TheActor
-from server.api.schema import Asked, Listed, Shown, refused
+from server.api.schema import Asked, LimitsInForce, Listed, Shown, refused
 from server.auth.access import KeyWith
 from server.instance import Difference, Renewal
 from server.observability.metrics import CONTENT_TYPE, read_page
@@ -45,16 +45,11 @@ class RequestsQuery(Asked):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
-class Tier(Shown):
-    """A tier. Its keys may use `models`; limits are each key's, null: none."""
+class Tier(LimitsInForce):
+    """A tier. Its keys may use `models`; limits are each key's."""
 
     id: str
     models: list[str]
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    parallel_requests: int | None
-    batch_items: int | None
-    images_per_day: int | None
     queue_share: float
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from server.api.schema import Asked, Shown
+from server.api.schema import AnyKey, Asked, Iso
 from server.observability.moments import iso, moment, past
-from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey
+from server.store.keys import DEFAULT_SCOPES, ApiKey
 from server.store.schema import utc_now
 from server.store.usage import GroupBy, UsageRow
 from server.validation import FieldError
@@ -19,7 +19,6 @@ Moment = Annotated[
     BeforeValidator(lambda value: moment(value if isinstance(value, str) else "")),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
-Iso = Annotated[str | None, BeforeValidator(iso)]
 Limit = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -85,16 +84,9 @@ class ExpireBody(Body):
     """When the key ends; null: never."""
 
 
-class Key(Shown):
+class Key(AnyKey):
     """A key as it may be shown: everything but its text."""
 
-    public_id: str
-    name: str
-    tier: str
-    scopes: Annotated[list[str], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
-    models: list[str] | None
-    created_at: Iso
-    expires_at: Iso
     revoked_at: Iso
     last_used_at: Iso
     notes: str

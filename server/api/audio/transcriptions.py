@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from engine import Segment, TranscriptionRequest, language_code
 from server.api.caller import Caller, CallerWith, checked, event, json_response, of_app
-from server.api.schema import ModelBody, ShortText
+from server.api.schema import ModelBody, described_form
 from server.api.uploads import Upload, read_upload
 from server.batches.folder import Folder
 from server.errors import ApiError
@@ -25,6 +25,8 @@ router = APIRouter(prefix="/v1/audio", tags=["audio"])
 AudioCaller = Annotated[Caller, Depends(CallerWith("audio"))]
 TheFolder = Annotated[Folder, Depends(of_app("recordings"))]
 _GRANULARITIES = ("timestamp_granularities[]", "timestamp_granularities")
+_FILE = "WAV, FLAC, OGG, MP3, M4A or WebM."
+_SEGMENTS = {_GRANULARITIES[0]: {"type": "array", "items": {"type": "string", "enum": ["segment"]}}}
 _PLAIN = "text/plain; charset=utf-8"
 
 
@@ -38,8 +40,6 @@ def _language(value: Any) -> Any:
 class TranslationBody(ModelBody):
     """The fields of `POST /v1/audio/translations` beside its file."""
 
-    model: ShortText
-    """An id from `GET /v1/models` with the capability for it."""
     prompt: Annotated[str, Field(max_length=4096)] | None = None
     """What may have been said before, for names and spelling. The model reads the end of it."""
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None = None
@@ -63,24 +63,17 @@ class TranscriptionBody(TranslationBody):
     """The language that is spoken, like `en`. Default: as the first half minute sounds."""
 
 
-def _described(body: type[TranslationBody]) -> dict[str, Any]:
-    """Describe a form for `/openapi.json`."""
-    schema = body.model_json_schema()
-    file = {"type": "string", "format": "binary", "description": "WAV, FLAC, OGG, MP3, M4A or WebM."}
-    fields = {"file": file, **schema["properties"]}
-    if body is TranscriptionBody:
-        fields[_GRANULARITIES[0]] = {"type": "array", "items": {"type": "string", "enum": ["segment"]}}
-    form = {"type": "object", "required": ["file", *schema["required"]], "properties": fields}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
-
-
-@router.post("/transcriptions", response_class=Response, openapi_extra=_described(TranscriptionBody))
+@router.post(
+    "/transcriptions",
+    response_class=Response,
+    openapi_extra=described_form(TranscriptionBody, file=_FILE, more=_SEGMENTS),
+)
 async def transcribe(caller: AudioCaller, folder: TheFolder) -> Response:
     """Write down what is said in a recording, in its own language."""
     return await _answered(caller, folder, TranscriptionBody)
 
 
-@router.post("/translations", response_class=Response, openapi_extra=_described(TranslationBody))
+@router.post("/translations", response_class=Response, openapi_extra=described_form(TranslationBody, file=_FILE))
 async def translate(caller: AudioCaller, folder: TheFolder) -> Response:
     """Write down in English what is said in a recording."""
     return await _answered(caller, folder, TranslationBody)

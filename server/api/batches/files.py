@@ -11,9 +11,8 @@ from server.api.batches.schema import (
     SHORTEST_EXPIRY_SECONDS,
     FileDeleted,
     FileObject,
-    FilePage,
     FilesQuery,
-    file_page,
+    Page,
 )
 from server.api.caller import Caller, CallerWith, of_app
 from server.api.uploads import Upload, disk_full, key_full, read_upload
@@ -127,7 +126,7 @@ def _kept_seconds(fields: dict[str, str], days: float) -> int:
 
 
 @router.get("")
-async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller, store: TheStore) -> FilePage:
+async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller, store: TheStore) -> Page[FileObject]:
     """List your files, the newest first."""
     rows = await store.files(
         await store.owners(caller.key.public_id),
@@ -136,7 +135,7 @@ async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller,
         ascending=query.order == "asc",
         purpose=query.purpose,
     )
-    return file_page(rows, query.limit)
+    return Page[FileObject].of([FileObject.model_validate(row) for row in rows], query.limit)
 
 
 @router.get("/{file_id}")

@@ -1,13 +1,13 @@
 """The bodies, queries and answers of `/v1/files` and `/v1/batches`, in the convention's form."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from server.api.schema import Asked, Shown, Strict, refused
+from server.api.schema import Asked, Labels, Shown, Strict, refused
 from server.batches.folder import is_id
-from server.store.batches import Batch, Status, StoredFile
+from server.store.batches import Batch, Status
 
 Purpose = Literal["batch", "batch_output"]
 SHORTEST_EXPIRY_SECONDS = 3600
@@ -31,17 +31,6 @@ def _window(value: str) -> str:
     return value
 
 
-def _labels(value: Any) -> Any:
-    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
-    known = value is None or (isinstance(value, dict) and len(value) <= 16)
-    if not known or not all(
-        isinstance(name, str) and len(name) <= 64 and isinstance(text, str) and len(text) <= 512
-        for name, text in (value or {}).items()
-    ):
-        raise ValueError("must map at most 16 names of up to 64 characters to texts of up to 512")
-    return value
-
-
 class OutputExpiry(Strict):
     """How long the files that a batch makes are kept."""
 
@@ -58,7 +47,7 @@ class BatchBody(Strict):
     """What all lines ask for, like `/v1/chat/completions`."""
     completion_window: Annotated[str, AfterValidator(_window)]
     """How long it may take, `1h` to `7d`. What is not done by then is an error in its error file."""
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(_labels)] = None
+    metadata: Labels | None = None
     output_expires_after: OutputExpiry | None = None
 
 
@@ -174,7 +163,7 @@ class BatchObject(BaseModel):
     metadata: dict[str, str] | None
 
     @classmethod
-    def of(cls, row: Batch) -> "BatchObject":
+    def of(cls, row: Batch) -> Self:
         same = {name: getattr(row, name) for name in cls.model_fields if hasattr(row, name)}
         return cls(
             **same
@@ -187,40 +176,24 @@ class BatchObject(BaseModel):
         )
 
 
-class Page(BaseModel):
-    """What lists have around them."""
+_T = TypeVar("_T", FileObject, BatchObject)
+
+
+class Page(BaseModel, Generic[_T]):
+    """A part of a list, in the order that was asked for."""
 
     object: Literal["list"] = "list"
     first_id: str | None
     last_id: str | None
     has_more: bool
+    data: list[_T]
 
-
-class FilePage(Page):
-    """Files."""
-
-    data: list[FileObject]
-
-
-class BatchPage(Page):
-    """Batches."""
-
-    data: list[BatchObject]
-
-
-def file_page(rows: list[StoredFile], limit: int) -> FilePage:
-    """Make a page of rows, of which one more than `limit` were asked for."""
-    return FilePage(data=[FileObject.model_validate(row) for row in rows[:limit]], **_around(rows, limit))
-
-
-def batch_page(rows: list[Batch], limit: int) -> BatchPage:
-    """Make a page of rows, of which one more than `limit` were asked for."""
-    return BatchPage(data=[BatchObject.of(row) for row in rows[:limit]], **_around(rows, limit))
-
-
-def _around(rows: list[StoredFile] | list[Batch], limit: int) -> dict[str, Any]:
-    ids = [row.id for row in rows[:limit]]
-    return {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": len(rows) > limit}
+    @classmethod
+    def of(cls, found: list[_T], limit: int) -> Self:
+        """Make a page of what was found, of which one more than `limit` was asked for."""
+        data = found[:limit]
+        first, last = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(first_id=first, last_id=last, has_more=len(found) > limit, data=data)
 
 
 def _usage(counted: dict[str, int]) -> BatchUsage:

@@ -12,36 +12,18 @@ from engine import ChatChoice, ChatDelta, ChatStep, Prompt, TextRequest, TokenLo
 from server.api.caller import Asker, ChatCaller, checked_line
 from server.api.chat_answer import CompletionAnswer
 from server.api.chat_request import SampledBody
-from server.api.schema import INT64_MAX, TopLogprobs, refused
+from server.api.schema import INT64_MAX, TopLogprobs, refused, texts_or_token_ids
 from server.http.routing import StrictRoute
 from server.validation import FieldError
 
 MAX_PROMPTS = 16
 _MAX_ANSWERS = 16
-_MAX_TOKENS_SENT = 2**18  # each is looked at here; no context is longer
-_MAX_TOKEN_ID = 2**31 - 1
+_MAX_TOKENS_SENT = MAX_PROMPTS * 2**18  # each is looked at here; no context is longer
 _DEFAULT_MAX_TOKENS = 16
 
 
 def _prompts(value: Any) -> Any:
-    """One text, one array of token ids, or an array of either; told apart by hand, like `content` in chat."""
-    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
-    prompts = [value] if one else value
-    if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise ValueError(f"must be a string, an array of token ids, or an array of 1 to {MAX_PROMPTS} of either")
-    return tuple(_prompt(prompt) for prompt in prompts)
-
-
-def _prompt(prompt: Any) -> str | tuple[int, ...]:
-    if not isinstance(prompt, (str, list)) or not prompt:
-        raise ValueError("must hold texts of at least 1 character, or arrays of at least 1 token id")
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) > _MAX_TOKENS_SENT:
-        raise ValueError(f"must hold at most {_MAX_TOKENS_SENT} token ids in one array")
-    if not all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
-        raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
-    return tuple(prompt)
+    return texts_or_token_ids(value, MAX_PROMPTS, _MAX_TOKENS_SENT)
 
 
 _no_suffix = refused(

@@ -20,7 +20,7 @@ from engine import EditRequest, FinishedImage, GenerationError, ImageRequest, Pa
 from engine.stream import ImageStream
 from server.api.caller import Caller, event, json_response, of_app
 from server.api.images.files import ImageFiles, ImageLinks, public_base_url
-from server.api.schema import ModelBody, RandomSeed, ShortText
+from server.api.schema import ModelBody, RandomSeed
 from server.http.disconnect import until_disconnect
 from server.validation import FieldError
 
@@ -31,8 +31,6 @@ TheImageLinks = Annotated[ImageLinks, Depends(of_app("image_links"))]
 class ImageBody(ModelBody):
     """What every request for images may say."""
 
-    model: ShortText
-    """An id from `GET /v1/models` with the capability for it."""
     n: Annotated[int, Field(ge=1, le=4)] | None = None
     """How many images. Default 1."""
     size: Literal["auto", "256x256", "512x512", "1024x1024"] | None = None

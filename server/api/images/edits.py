@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
@@ -12,6 +12,7 @@ from engine import EditRequest, ImageRequest
 from server.api.caller import Caller, CallerWith, checked
 from server.api.images.answer import ImageBody, TheImageFiles, TheImageLinks, answered
 from server.api.images.files import ImageFiles, ImageLinks
+from server.api.schema import described_form
 from server.errors import ApiError
 from server.http.forms import LONGEST_NAME, Form, FormRoute, form_of
 from server.validation import FieldError
@@ -20,6 +21,8 @@ router = APIRouter(prefix="/v1", tags=["images"], route_class=FormRoute)
 ImageCaller = Annotated[Caller, Depends(CallerWith("images"))]
 TheForm = Annotated[Form, Depends(form_of)]
 _PICTURES = ("image", "image[]")
+_PICTURE = "PNG, JPEG or WebP. Several, where the model takes them, as `image[]`."
+_MASK = "As large as the picture, and transparent where it may change."
 _MOST_PICTURES = 16
 _LONGEST_FIELD_BYTES = 16 * 2**10
 
@@ -48,27 +51,9 @@ class ImageEditBody(ImageVariationBody):
     """What the image does not show, for models that know how."""
 
 
-def _described(body: type[ImageBody], *files: str) -> dict[str, Any]:
-    """Describe a form for `/openapi.json`."""
-    schema = body.model_json_schema()
-    engine = {name for name, field in body.model_fields.items() if field.annotation is Any}
-    fields = {name: field for name, field in schema["properties"].items() if name not in engine}
-    pictures = {
-        "image": "PNG, JPEG or WebP. Several, where the model takes them, as `image[]`.",
-        "mask": "As large as the picture, and transparent where it may change.",
-    }
-    form = {
-        "type": "object",
-        "required": ["image", *schema["required"]],
-        "properties": {
-            **{name: {"type": "string", "format": "binary", "description": pictures[name]} for name in files},
-            **fields,
-        },
-    }
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
-
-
-@router.post("/images/edits", response_class=Response, openapi_extra=_described(ImageEditBody, "image", "mask"))
+@router.post(
+    "/images/edits", response_class=Response, openapi_extra=described_form(ImageEditBody, image=_PICTURE, mask=_MASK)
+)
 async def edit_images(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
     """Make images of pictures and a text: changed as it says, as a whole or within a mask."""
     body = checked(ImageEditBody, _fields(form), form=True)
@@ -77,7 +62,9 @@ async def edit_images(form: TheForm, caller: ImageCaller, files: TheImageFiles, 
     return await _edited(caller, body, asked, files, links)
 
 
-@router.post("/images/variations", response_class=Response, openapi_extra=_described(ImageVariationBody, "image"))
+@router.post(
+    "/images/variations", response_class=Response, openapi_extra=described_form(ImageVariationBody, image=_PICTURE)
+)
 async def vary_image(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
     """Make images that are like a picture."""
     body = checked(ImageVariationBody, _fields(form), form=True)

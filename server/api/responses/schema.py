@@ -20,13 +20,6 @@ _not_in_background = shared.refused(
 )
 
 
-def _metadata(value: Any) -> Any:
-    pairs = value.items() if isinstance(value, dict) and len(value) <= 16 else [("", None)]
-    if not all(len(name) <= 64 and isinstance(text, str) and len(text) <= 512 for name, text in pairs):
-        raise ValueError("must hold at most 16 strings of up to 512 characters, under names of up to 64")
-    return value
-
-
 def _typed(item: Any) -> Any:
     """A message may come without its type; a reference to something stored leads nowhere."""
     if isinstance(item, dict) and item.get("type") is None:
@@ -167,7 +160,7 @@ class ResponseBody(shared.ModelBody):
     """`message.output_text.logprobs` adds probabilities; the others have no effect."""
     top_logprobs: shared.TopLogprobs | None = None
     stream: bool | None = None
-    metadata: Annotated[dict[str, Any], BeforeValidator(_metadata)] | None = None
+    metadata: shared.Labels | None = None
     """Comes back with the answer."""
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

@@ -12,32 +12,16 @@ from pydantic import BeforeValidator
 
 from engine import EmbeddingRequest, Pooled, Usage
 from server.api.caller import Asker, Caller, CallerWith, checked, json_response
-from server.api.schema import ModelBody, PositiveInt
+from server.api.schema import ModelBody, PositiveInt, texts_or_token_ids
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 
 MAX_INPUTS = 2048
 _MAX_TOKENS_SENT = 300_000  # each is looked at here
-_MAX_TOKEN_ID = 2**31 - 1
 
 
 def _inputs(value: Any) -> Any:
-    """One text, one array of token ids, or an array of either; told apart by hand, like `prompt` of completions."""
-    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
-    inputs = [value] if one else value
-    if not isinstance(inputs, list) or not 1 <= len(inputs) <= MAX_INPUTS:
-        raise ValueError(f"must be a string, an array of token ids, or an array of 1 to {MAX_INPUTS} of either")
-    if not all(isinstance(given, (str, list)) and given for given in inputs):
-        raise ValueError("must hold texts of at least 1 character, or arrays of at least 1 token id")
-    if sum(len(given) for given in inputs if isinstance(given, list)) > _MAX_TOKENS_SENT:
-        raise ValueError(f"must hold at most {_MAX_TOKENS_SENT} token ids")
-    return tuple(given if isinstance(given, str) else _token_ids(given) for given in inputs)
-
-
-def _token_ids(given: list[Any]) -> tuple[int, ...]:
-    if not all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in given):
-        raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
-    return tuple(given)
+    return texts_or_token_ids(value, MAX_INPUTS, _MAX_TOKENS_SENT)
 
 
 class EmbeddingBody(ModelBody):
