@@ -4,7 +4,6 @@ Drawn from the machine-readable description, without a script and without anythi
 """
 
 import importlib.metadata
-from collections.abc import Iterator
 from html import escape
 from typing import Any
 
@@ -17,7 +16,7 @@ _PAGE = """\
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
-<title>{title}</title>
+<title>Hearth API</title>
 <style>
 body {{ font: 1rem/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse; width: 100% }}
@@ -47,18 +46,17 @@ async def read_reference(request: Request) -> Response:
     schemas = description["components"]["schemas"]
     for path, operations in description["paths"].items():
         parts += [_operation(method, path, operation, schemas) for method, operation in operations.items()]
-    return _page("Hearth API", "\n".join(parts))
-
-
-def _page(title: str, body: str) -> Response:
-    return HTMLResponse(_PAGE.format(title=escape(title), body=body), headers=_HEADERS)
+    return HTMLResponse(_PAGE.format(body="\n".join(parts)), headers=_HEADERS)
 
 
 def _operation(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
     text = escape(operation.get("description", ""))
     rows = [(part["name"], part["schema"], part.get("required")) for part in operation.get("parameters", ())]
     for content in operation.get("requestBody", {}).get("content", {}).values():
-        rows += list(_fields(content["schema"], schemas))
+        schema = content["schema"]
+        schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        required = schema.get("required", ())
+        rows += [(name, field, name in required) for name, field in schema.get("properties", {}).items()]
     cells = "".join(
         f"<tr><td><code>{escape(name)}</code><td>{escape(_kind(schema))}{' (required)' if required else ''}"
         f"<td>{escape(schema.get('description', ''))}"
@@ -67,13 +65,6 @@ def _operation(method: str, path: str, operation: dict[str, Any], schemas: dict[
     table = f"<table><tr><th>Field<th>Type<th>Meaning{cells}</table>" if rows else ""
     head = f"<code><b>{method.upper()}</b> {escape(path)}</code>"
     return f"<details><summary>{head}</summary><p>{text}</p>{table}</details>"
-
-
-def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    if "$ref" in schema:
-        schema = schemas[schema["$ref"].rpartition("/")[2]]
-    for name, field in schema.get("properties", {}).items():
-        yield name, field, name in schema.get("required", ())
 
 
 def _kind(schema: dict[str, Any]) -> str:

@@ -105,7 +105,13 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Labels = Annotated[dict[str, str], BeforeValidator(_labels)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
-EngineField = Annotated[Any, BeforeValidator(refused("is set by your administrator and cannot be sent with a request"))]
+_EngineField = Annotated[
+    Any, BeforeValidator(refused("is set by your administrator and cannot be sent with a request"))
+]
+
+_GuidedField = Annotated[
+    Any, BeforeValidator(refused("is not supported: use `response_format` of chat, or its `structured_outputs`"))
+]
 
 
 class Strict(BaseModel):
@@ -119,15 +125,15 @@ class ModelBody(Strict):
 
     model: ShortText
     """An id from `GET /v1/models`."""
-    chat_template: EngineField = None
-    mm_processor_kwargs: EngineField = None
-    media_io_kwargs: EngineField = None
-    prompt_embeds: EngineField = None
-    extra_args: EngineField = None
-    guided_json: EngineField = None
-    guided_regex: EngineField = None
-    guided_choice: EngineField = None
-    guided_grammar: EngineField = None
+    chat_template: _EngineField = None
+    mm_processor_kwargs: _EngineField = None
+    media_io_kwargs: _EngineField = None
+    prompt_embeds: _EngineField = None
+    extra_args: _EngineField = None
+    guided_json: _GuidedField = None
+    guided_regex: _GuidedField = None
+    guided_choice: _GuidedField = None
+    guided_grammar: _GuidedField = None
 
 
 class Asked(BaseModel):

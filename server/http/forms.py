@@ -51,12 +51,6 @@ class FormRoute(APIRoute):
         return form_handler
 
 
-async def form_of(request: Request) -> Form:
-    """Give a route the form that has come."""
-    form: Form = request.state.form
-    return form
-
-
 def boundary_of(scope: Scope) -> bytes:
     """Return what separates the parts. Raises `ApiError` for a body that is no form."""
     kind, options = parse_options_header(header_of(scope, b"content-type"))

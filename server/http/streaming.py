@@ -31,11 +31,9 @@ class Encoder(Protocol):
 
     def step(self, step: ChatStep) -> bytes:
         """Return what one engine step brought."""
-        ...
 
     def end(self, usage: Usage) -> bytes:
         """Return what closes a complete answer."""
-        ...
 
 
 class TokenEvents:

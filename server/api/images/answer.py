@@ -12,20 +12,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import Depends
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from engine import EditRequest, FinishedImage, GenerationError, ImageRequest, PartialImage
 from engine.stream import ImageStream
-from server.api.caller import Caller, event, json_response, of_app
-from server.api.images.files import ImageFiles, ImageLinks, public_base_url
+from server.api.caller import Caller, event, json_response
+from server.api.images.files import ImageFiles, public_base_url
 from server.api.schema import ModelBody, RandomSeed
 from server.http.disconnect import until_disconnect
 from server.validation import FieldError
-
-TheImageFiles = Annotated[ImageFiles, Depends(of_app("image_files"))]
-TheImageLinks = Annotated[ImageLinks, Depends(of_app("image_links"))]
 
 
 class ImageBody(ModelBody):
@@ -82,25 +78,16 @@ class ImageBody(ModelBody):
         )
 
 
-async def answered(  # what an answer is made of
-    caller: Caller,
-    body: ImageBody,
-    asked: ImageRequest,
-    files: ImageFiles,
-    links: ImageLinks,
-    *,
-    events: str,
-    progress: bool = False,
-) -> Response:
+async def answered(caller: Caller, body: ImageBody, asked: ImageRequest, *, events: str, progress: bool) -> Response:
     """Answer with images, together or in events that are called `events`, with one for each step if `progress`."""
     caller.record.model, caller.record.stream = asked.model, bool(body.stream)
-    base_url = public_base_url(caller.request, caller.settings)
+    base_url, app = public_base_url(caller.request, caller.settings), caller.request.app.state
     answer = ImageAnswer(
         caller,
         asked,
         kind=events,
-        files=None if body.response_format == "b64_json" else files,
-        link=lambda name, expires_at: base_url + links.path(name, expires_at),
+        files=None if body.response_format == "b64_json" else app.image_files,
+        link=lambda name, expires_at: base_url + app.image_links.path(name, expires_at),
         base64=body.response_format != "url",
     )
     if body.stream:

@@ -8,18 +8,16 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 
-from engine import EditRequest, ImageRequest
+from engine import EditRequest
 from server.api.caller import Caller, CallerWith, checked
-from server.api.images.answer import ImageBody, TheImageFiles, TheImageLinks, answered
-from server.api.images.files import ImageFiles, ImageLinks
+from server.api.images.answer import ImageBody, answered
 from server.api.schema import described_form
 from server.errors import ApiError
-from server.http.forms import LONGEST_NAME, Form, FormRoute, form_of
+from server.http.forms import LONGEST_NAME, Form, FormRoute
 from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["images"], route_class=FormRoute)
 ImageCaller = Annotated[Caller, Depends(CallerWith("images"))]
-TheForm = Annotated[Form, Depends(form_of)]
 _PICTURES = ("image", "image[]")
 _PICTURE = "PNG, JPEG or WebP. Several, where the model takes them, as `image[]`."
 _MASK = "As large as the picture, and transparent where it may change."
@@ -54,29 +52,24 @@ class ImageEditBody(ImageVariationBody):
 @router.post(
     "/images/edits", response_class=Response, openapi_extra=described_form(ImageEditBody, image=_PICTURE, mask=_MASK)
 )
-async def edit_images(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
+async def edit_images(caller: ImageCaller) -> Response:
     """Make images of pictures and a text: changed as it says, as a whole or within a mask."""
+    form: Form = caller.request.state.form
     body = checked(ImageEditBody, _fields(form), form=True)
     edit = _edit(form, body.strength, mask=_mask(form))
     asked = body.to_request(caller, prompt=body.prompt, negative_prompt=body.negative_prompt or None, edit=edit)
-    return await _edited(caller, body, asked, files, links)
+    return await answered(caller, body, asked, events="image_edit", progress=bool(body.include_progress))
 
 
 @router.post(
     "/images/variations", response_class=Response, openapi_extra=described_form(ImageVariationBody, image=_PICTURE)
 )
-async def vary_image(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
+async def vary_image(caller: ImageCaller) -> Response:
     """Make images that are like a picture."""
+    form: Form = caller.request.state.form
     body = checked(ImageVariationBody, _fields(form), form=True)
-    edit = _edit(form, body.strength or 0.7)
-    return await _edited(caller, body, body.to_request(caller, edit=edit), files, links)
-
-
-async def _edited(
-    caller: Caller, body: ImageVariationBody, asked: ImageRequest, files: ImageFiles, links: ImageLinks
-) -> Response:
-    progress = bool(body.include_progress)
-    return await answered(caller, body, asked, files, links, events="image_edit", progress=progress)
+    asked = body.to_request(caller, edit=_edit(form, body.strength or 0.7))
+    return await answered(caller, body, asked, events="image_edit", progress=bool(body.include_progress))
 
 
 def _edit(form: Form, strength: float | None, *, mask: bytes | None = None) -> EditRequest:

@@ -6,7 +6,6 @@ no row, no session.
 
 import asyncio
 import base64
-import errno
 import hmac
 import logging
 import math
@@ -25,6 +24,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from engine import ImageFormat
+from server.batches.folder import NO_SPACE
 from server.errors import ApiError
 from server.settings import Settings
 from server.store.database import SideTasks
@@ -32,7 +32,6 @@ from server.store.objects import Bucket
 
 _T = TypeVar("_T")
 _log = logging.getLogger("hearth.images")
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _THREADS = 4  # of their own: a slow disk holds up nothing else
 _PART = ".part"
 _PART_SECONDS = 3600.0
@@ -99,7 +98,7 @@ class ImageFiles:
             writing.add_done_callback(lambda _: self.discard(name))
             raise
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno not in NO_SPACE:
                 raise
             _log.error("an image could not be stored: no space is left for %s", self.path)
             raise ApiError(

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from starlette.responses import HTMLResponse
 
 from server.api.caller import Caller, CallerWith
-from server.api.images.answer import ImageBody, TheImageFiles, TheImageLinks, answered
+from server.api.images.answer import ImageBody, answered
 from server.api.schema import Strict
 from server.errors import ApiError
 from server.http.routing import StrictRoute
@@ -47,15 +47,12 @@ class ImageGenerationBody(ImageBody):
 
 @router.post("/images/generations", response_class=Response)
 async def create_images(
-    body: ImageGenerationBody,
-    caller: Annotated[Caller, Depends(CallerWith("images"))],
-    files: TheImageFiles,
-    links: TheImageLinks,
+    body: ImageGenerationBody, caller: Annotated[Caller, Depends(CallerWith("images"))]
 ) -> Response:
     """Make images of a text, answered together or, with `stream: true`, each as soon as it is done."""
     asked = body.to_request(caller, prompt=body.prompt, negative_prompt=body.negative_prompt or None)
     progress = bool(body.stream_options and body.stream_options.include_progress)
-    return await answered(caller, body, asked, files, links, events="image_generation", progress=progress)
+    return await answered(caller, body, asked, events="image_generation", progress=progress)
 
 
 _PAGE = """\
@@ -80,22 +77,15 @@ _PAGE_HEADERS = {
 
 @router.head("/images/files/{name}", include_in_schema=False)
 @router.get("/images/files/{name}", response_class=Response)
-async def read_image_file(
-    name: str,
-    request: Request,
-    files: TheImageFiles,
-    links: TheImageLinks,
-    expires: str = "",
-    signature: str = "",
-) -> Response:
+async def read_image_file(name: str, request: Request, expires: str = "", signature: str = "") -> Response:
     """Give an image to a client with the link to it, until that expires."""
-    seconds = links.seconds_left(name, expires, signature)
-    data = None if seconds is None else await files.read(name)
+    app = request.app.state
+    seconds = app.image_links.seconds_left(name, expires, signature)
+    data = None if seconds is None else await app.image_files.read(name)
     if data is None:
         if wants_page(request.headers.get("accept", "")):
             request.state.record.error_code = "not_found"
-            hours = request.app.state.settings.image_retention_hours
-            return HTMLResponse(_PAGE.format(hours=hours), 404, _PAGE_HEADERS)
+            return HTMLResponse(_PAGE.format(hours=app.settings.image_retention_hours), 404, _PAGE_HEADERS)
         message = "There is no image at this address, or its link has expired. Ask for the image again."
         raise ApiError(404, "not_found", message, headers={"Vary": "Accept"})
     headers = {
