@@ -48,8 +48,6 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(CompletionAnswer):
-    """A chat completion."""
-
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -133,5 +131,4 @@ def _logprobs(entries: Iterable[TokenLogprob] | None) -> dict[str, Any] | None:
 
 
 def logprob(entry: TokenLogprob) -> dict[str, Any]:
-    """Return one token with its probability."""
     return {"token": entry.token, "logprob": entry.logprob, "bytes": entry.bytes}

@@ -63,8 +63,6 @@ def _call_arguments(arguments: str) -> str:
 
 
 class TextPart(shared.Strict):
-    """Text within a message."""
-
     type: Literal["text"]
     text: str
 
@@ -111,8 +109,6 @@ class CalledFunction(shared.Strict):
 
 
 class ToolCallMessagePart(shared.Strict):
-    """An earlier tool call of the model."""
-
     id: shared.ShortText
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -148,8 +144,6 @@ class FunctionDefinition(shared.Strict):
 
 
 class ToolDefinition(shared.Strict):
-    """A tool that the model may call: a function."""
-
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -161,8 +155,6 @@ _Tool = Annotated[
 
 
 class NamedFunction(shared.Strict):
-    """The function to call."""
-
     name: str
 
 
@@ -305,8 +297,6 @@ class SampledBody(shared.ModelBody):
 
 
 class ChatCompletionBody(SampledBody):
-    """The body of `POST /v1/chat/completions`."""
-
     messages: Annotated[list[_Message], Field(min_length=1, max_length=shared.MAX_MESSAGES)]
     max_tokens: shared.PositiveInt | None = None
     """Upper bound on generated tokens. Default: as many as the model allows."""

@@ -46,8 +46,6 @@ _STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/re
 
 
 class Failure(Shown, extra="forbid"):
-    """What went wrong."""
-
     message: str
     """What is wrong and what to do next; for people."""
     type: Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
@@ -58,8 +56,6 @@ class Failure(Shown, extra="forbid"):
 
 
 class Error(BaseModel):
-    """Why a request was refused or failed."""
-
     error: Failure
 
 

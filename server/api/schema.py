@@ -170,8 +170,6 @@ class AnyKey(Shown):
 
 
 class Listed(BaseModel, Generic[_T]):
-    """A list, in the order that the route names."""
-
     object: Literal["list"] = "list"
     data: list[_T]
 

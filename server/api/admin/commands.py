@@ -37,8 +37,6 @@ router = APIRouter(
 
 
 class PullBody(Body):
-    """The body of `POST /v1/admin/weights/pull`."""
-
     models: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]], Field(max_length=16)]
     """Models or variants of models.yaml; none: all that the plan wants."""
 

@@ -29,15 +29,11 @@ _SHOWN = ("status", "phase", "progress", "elapsed_seconds", "remaining_seconds",
 
 
 class AuditQuery(Asked):
-    """What to show of the audit log."""
-
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     since: Past | None = None
 
 
 class RequestsQuery(Asked):
-    """What to show of the requests that have ended."""
-
     refused: Annotated[
         bool, BeforeValidator(refused("must be true: no others are kept", lambda value: value != "true"))
     ]

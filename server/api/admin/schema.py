@@ -41,8 +41,6 @@ class Limits(Body):
 
 
 class NewKeyBody(Body):
-    """The body of `POST /v1/admin/keys`."""
-
     name: str
     """Whose key, or what for: 1 to 64 printable characters."""
     tier: str
@@ -69,8 +67,6 @@ class ChangesBody(Body):
 
 
 class RotateBody(Body):
-    """The body of `POST /v1/admin/keys/{id}/rotate`."""
-
     overlap_seconds: Annotated[int, Field(ge=0, le=366 * 86400)] = 86400
     """How long the old key still works."""
     expires_at: Moment | None = None
@@ -78,8 +74,6 @@ class RotateBody(Body):
 
 
 class ExpireBody(Body):
-    """The body of `POST /v1/admin/keys/{id}/expire`."""
-
     expires_at: Moment | None
     """When the key ends; null: never."""
 

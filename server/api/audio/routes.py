@@ -44,8 +44,6 @@ class VoiceReference(Strict):
 
 
 class SpeechBody(ModelBody):
-    """The body of `POST /v1/audio/speech`."""
-
     model: ShortText
     """An id from `GET /v1/audio/models`."""
     input: Annotated[str, Field(min_length=1, max_length=4096)]

@@ -196,21 +196,19 @@ def _text(heard: Transcript) -> Response:
 
 
 def _srt(heard: Transcript) -> Response:
-    parts = [
-        f"{number}\n{_clock(one.start, ',')} --> {_clock(one.end, ',')}\n{_line(one)}\n"
-        for number, one in enumerate(heard.segments, 1)
-    ]
-    return Response("\n".join(parts), media_type="application/x-subrip; charset=utf-8")
+    cues = "\n".join(f"{number}\n{cue}" for number, cue in enumerate(_cues(heard, ","), 1))
+    return Response(cues, media_type="application/x-subrip; charset=utf-8")
 
 
 def _vtt(heard: Transcript) -> Response:
-    parts = [f"{_clock(one.start, '.')} --> {_clock(one.end, '.')}\n{_line(one)}\n" for one in heard.segments]
-    return Response("\n".join(["WEBVTT\n", *parts]), media_type="text/vtt; charset=utf-8")
+    return Response("\n".join(["WEBVTT\n", *_cues(heard, ".")]), media_type="text/vtt; charset=utf-8")
 
 
-def _line(segment: Segment) -> str:
-    """Return a text that cannot be taken for the times of another one."""
-    return " ".join(segment.text.split()).replace("-->", "->")
+def _cues(heard: Transcript, mark: str) -> list[str]:
+    """Return the segments with their times, as lines that cannot be taken for the times of another one."""
+    lines = [" ".join(segment.text.split()).replace("-->", "->") for segment in heard.segments]
+    times = [f"{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}" for segment in heard.segments]
+    return [f"{time}\n{line}\n" for time, line in zip(times, lines, strict=True)]
 
 
 def _clock(seconds: float, mark: str) -> str:

@@ -6,15 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from server.api.batches.schema import (
-    LONGEST_EXPIRY_SECONDS,
-    SHORTEST_EXPIRY_SECONDS,
-    FileDeleted,
-    FileObject,
-    FilesQuery,
-    Page,
-)
-from server.api.caller import Caller, CallerWith, of_app
+from server.api.batches.schema import Expiry, FileBody, FileDeleted, FileObject, FilesQuery, Page
+from server.api.caller import Caller, CallerWith, checked, of_app
 from server.api.uploads import Upload, disk_full, key_full, read_upload
 from server.batches.folder import NO_SPACE, Folder, is_id
 from server.errors import ApiError, overloaded
@@ -66,7 +59,8 @@ async def _add(
     writer, id_ = upload.writer, new_id("file-")
     try:
         now = int(store.clock())
-        seconds = _kept_seconds(upload.last, caller.settings.file_retention_days)
+        expiry = _checked(upload.last).expires_after
+        seconds = int(caller.settings.file_retention_days * 86400) if expiry is None else expiry.seconds
         row = StoredFile(
             id=id_,
             key_id=caller.key.public_id,
@@ -106,23 +100,9 @@ def _storage_failed() -> ApiError:
     return overloaded("The storage for files does not answer. Try again in a moment.", 10)
 
 
-def _kept_seconds(fields: dict[str, str], days: float) -> int:
-    """Return how long to keep a file, once its other fields are checked."""
-    if "purpose" not in fields:
-        raise ApiError(400, "missing_field", "`purpose` is missing.", param="purpose")
-    if fields["purpose"] != "batch":
-        raise ApiError(400, "invalid_value", "`purpose` must be `batch`: no others are kept here.", param="purpose")
-    if not {"expires_after[anchor]", "expires_after[seconds]"} & fields.keys():
-        return int(days * 86400)
-    if fields.get("expires_after[anchor]") != "created_at":
-        sentence = "`expires_after.anchor` must be `created_at`."
-        raise ApiError(400, "invalid_value", sentence, param="expires_after.anchor")
-    given = fields.get("expires_after[seconds]", "")
-    seconds = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
-    if not SHORTEST_EXPIRY_SECONDS <= seconds <= LONGEST_EXPIRY_SECONDS:
-        sentence = f"must be an integer from {SHORTEST_EXPIRY_SECONDS} to {LONGEST_EXPIRY_SECONDS}"
-        raise ApiError(400, "invalid_value", f"`expires_after.seconds` {sentence}.", param="expires_after.seconds")
-    return seconds
+def _checked(fields: dict[str, str]) -> FileBody:
+    expiry = {name: fields[key] for name in Expiry.model_fields if (key := f"expires_after[{name}]") in fields}
+    return checked(FileBody, {**fields, "expires_after": expiry} if expiry else fields, form=True)
 
 
 @router.get("")

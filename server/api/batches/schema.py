@@ -10,8 +10,6 @@ from server.batches.folder import is_id
 from server.store.batches import Batch, Status
 
 Purpose = Literal["batch", "batch_output"]
-SHORTEST_EXPIRY_SECONDS = 3600
-LONGEST_EXPIRY_SECONDS = 2_592_000
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
 _HOURS = {"h": 1, "d": 24}
 _LONGEST_WINDOW_HOURS = 7 * 24
@@ -31,16 +29,21 @@ def _window(value: str) -> str:
     return value
 
 
-class OutputExpiry(Strict):
-    """How long the files that a batch makes are kept."""
+class Expiry(Strict):
+    """How long files are kept."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=SHORTEST_EXPIRY_SECONDS, le=LONGEST_EXPIRY_SECONDS)]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+
+
+class FileBody(Strict):
+    """The fields of `POST /v1/files` beside its file."""
+
+    purpose: Literal["batch"]
+    expires_after: Expiry | None = None
 
 
 class BatchBody(Strict):
-    """The body of `POST /v1/batches`."""
-
     input_file_id: str
     """A file of yours with `purpose` `batch`: JSON Lines, one request in each."""
     endpoint: str
@@ -48,12 +51,10 @@ class BatchBody(Strict):
     completion_window: Annotated[str, AfterValidator(_window)]
     """How long it may take, `1h` to `7d`. What is not done by then is an error in its error file."""
     metadata: Labels | None = None
-    output_expires_after: OutputExpiry | None = None
+    output_expires_after: Expiry | None = None
 
 
 class FilesQuery(Asked):
-    """Which files to list."""
-
     after: Id | None = None
     limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
     order: Literal["asc", "desc"] = "desc"
@@ -61,15 +62,11 @@ class FilesQuery(Asked):
 
 
 class BatchesQuery(Asked):
-    """Which batches to list, the newest first."""
-
     after: Id | None = None
     limit: Annotated[int, Field(ge=1, le=100)] = 20
 
 
 class FileObject(Shown):
-    """A file."""
-
     id: str
     object: Literal["file"] = "file"
     bytes: int
@@ -82,8 +79,6 @@ class FileObject(Shown):
 
 
 class FileDeleted(BaseModel):
-    """A file is gone."""
-
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
@@ -126,8 +121,6 @@ class OutputDetails(BaseModel):
 
 
 class BatchUsage(BaseModel):
-    """What all answers used together."""
-
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -180,8 +173,6 @@ _T = TypeVar("_T", FileObject, BatchObject)
 
 
 class Page(BaseModel, Generic[_T]):
-    """A part of a list, in the order that was asked for."""
-
     object: Literal["list"] = "list"
     first_id: str | None
     last_id: str | None

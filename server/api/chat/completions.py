@@ -32,8 +32,6 @@ _no_suffix = refused(
 
 
 class CompletionBody(SampledBody):
-    """The body of `POST /v1/completions`."""
-
     prompt: Annotated[Any, BeforeValidator(_prompts)]
     """A text, an array of token ids, or an array of up to 16 of either. No chat template is applied."""
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
@@ -64,8 +62,6 @@ class CompletionBody(SampledBody):
 
 
 class TextAnswer(CompletionAnswer):
-    """A text completion, whole or streamed."""
-
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 

@@ -38,8 +38,6 @@ async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
 
 
 class BatchBody(Strict):
-    """The body of `POST /v1/chat/completions/batch`."""
-
     requests: Annotated[list[Annotated[Any, WithJsonSchema(_ITEM)]], Field(min_length=1)]
     """1 to 256 chat bodies. They may differ in everything, also in model; `stream` must not be true."""
 
@@ -104,7 +102,6 @@ def _checked(item: Any) -> ChatCompletionBody:
 
 
 def _total(answers: Sequence[dict[str, Any]]) -> Usage:
-    """Sum up what all answers used."""
     used = [answer["usage"] for answer in answers if "usage" in answer]
     return Usage(
         prompt_tokens=sum(usage["prompt_tokens"] for usage in used),

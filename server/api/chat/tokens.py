@@ -36,8 +36,6 @@ class TokenizeBody(shared.ModelBody):
 
 
 class DetokenizeBody(shared.ModelBody):
-    """The body of `POST /v1/detokenize`."""
-
     tokens: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=_MOST_TOKENS)]
 
 

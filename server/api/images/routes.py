@@ -30,8 +30,6 @@ class ImageStreamOptions(Strict):
 
 
 class ImageGenerationBody(ImageBody):
-    """The body of `POST /v1/images/generations`."""
-
     prompt: Annotated[str, Field(min_length=1, max_length=1000)]
     """What the image shows."""
     negative_prompt: Annotated[str, Field(max_length=1000)] | None = None

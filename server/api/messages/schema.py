@@ -69,8 +69,6 @@ class ToolResultBlock(shared.Strict):
 
 
 class ToolUseBlock(shared.Strict):
-    """An earlier tool call of the model."""
-
     type: Literal["tool_use"]
     id: shared.ShortText
     name: shared.ShortText
@@ -158,8 +156,6 @@ class MessageFormat(shared.Strict):
 
 
 class OutputConfig(shared.Strict):
-    """How much effort, and which form."""
-
     effort: shared.Effort | None = None
     format: MessageFormat | None = None
 
@@ -192,8 +188,6 @@ class CountTokensBody(shared.Strict):
 
 
 class MessagesBody(CountTokensBody):
-    """The body of `POST /v1/messages`."""
-
     max_tokens: shared.PositiveInt
     """How long the answer may be."""
     stop_sequences: Annotated[Any, AfterValidator(shared.stop_texts), BeforeValidator(_no_string)] = ()

@@ -25,8 +25,6 @@ def _inputs(value: Any) -> Any:
 
 
 class EmbeddingBody(ModelBody):
-    """The body of `POST /v1/embeddings`."""
-
     input: Annotated[Any, BeforeValidator(_inputs)]
     """A text, an array of token ids of this model, or an array of up to 2,048 of either; 300,000 tokens in all."""
     encoding_format: Literal["float", "base64"] | None = None

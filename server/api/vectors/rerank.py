@@ -28,8 +28,6 @@ def _texts(value: Any) -> Any:
 
 
 class RerankBody(ModelBody):
-    """The body of `POST /v1/rerank`."""
-
     query: Annotated[str, Field(min_length=1)]
     """What is asked. It may take half of what the model reads."""
     documents: Annotated[Any, BeforeValidator(_texts)]
