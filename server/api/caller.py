@@ -162,5 +162,9 @@ async def _actor(request: Request) -> Actor:
 
 
 ChatCaller = Annotated[Caller, Depends(CallerWith("chat"))]
+BatchCaller = Annotated[Caller, Depends(CallerWith("batch"))]
+ImageCaller = Annotated[Caller, Depends(CallerWith("images"))]
+AudioCaller = Annotated[Caller, Depends(CallerWith("audio"))]
+EmbeddingCaller = Annotated[Caller, Depends(CallerWith("embeddings"))]
 TheAccess = Annotated[Access, Depends(of_app("access"))]
 TheActor = Annotated[Actor, Depends(_actor)]  # for the log of changes

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from engine import AudioFormat, GenerationError, SpeechRequest
 from server.api.audio.voices import VoiceList, VoiceQuery
-from server.api.caller import Caller, CallerWith, TheAccess
+from server.api.caller import AudioCaller, Caller, TheAccess
 from server.api.schema import Listed, Model, ModelBody, RandomSeed, ShortText, Strict
 from server.auth.access import KeyIfSent
 from server.http.routing import StrictRoute
@@ -61,7 +61,7 @@ class SpeechBody(ModelBody):
 
 
 @router.post("/speech", response_class=Response)
-async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
+async def speak(body: SpeechBody, caller: AudioCaller) -> Response:
     """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
     asked = SpeechRequest(
         request_id=secrets.token_hex(12),

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, model_validator
 
 from engine import Segment, TranscriptionRequest, language_code
-from server.api.caller import Caller, CallerWith, checked, event, json_response, of_app
+from server.api.caller import AudioCaller, Caller, checked, event, json_response, of_app
 from server.api.schema import ModelBody, described_form
 from server.api.uploads import Upload, read_upload
 from server.batches.folder import Folder
@@ -22,7 +22,6 @@ from server.http.disconnect import until_disconnect
 from server.validation import FieldError
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
-AudioCaller = Annotated[Caller, Depends(CallerWith("audio"))]
 TheFolder = Annotated[Folder, Depends(of_app("recordings"))]
 _GRANULARITIES = ("timestamp_granularities[]", "timestamp_granularities")
 _FILE = "WAV, FLAC, OGG, MP3, M4A or WebM."

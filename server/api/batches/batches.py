@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from engine import Urgency
-from server.api.batches.files import BatchCaller, TheStore, no_file
+from server.api.batches.files import TheStore, no_file
 from server.api.batches.schema import BatchBody, BatchesQuery, BatchObject, Page, window_seconds
-from server.api.caller import Asker, of_app
+from server.api.caller import Asker, BatchCaller, of_app
 from server.auth.access import Access
 from server.auth.metering import Meter, MeteredEngine
 from server.batches.folder import is_id

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from server.api.batches.schema import Expiry, FileBody, FileDeleted, FileObject, FilesQuery, Page
-from server.api.caller import Caller, CallerWith, checked, of_app
+from server.api.caller import BatchCaller, Caller, checked, of_app
 from server.api.uploads import Upload, disk_full, key_full, read_upload
 from server.batches.folder import NO_SPACE, Folder, is_id
 from server.errors import ApiError, overloaded
@@ -15,7 +15,6 @@ from server.http.streaming import StreamedResponse
 from server.store.batches import BatchStore, FullError, InUseError, StoredFile, new_id
 
 router = APIRouter(prefix="/v1/files", tags=["batch"])
-BatchCaller = Annotated[Caller, Depends(CallerWith("batch"))]
 TheStore = Annotated[BatchStore, Depends(of_app("batch_store"))]
 TheFolder = Annotated[Folder, Depends(of_app("batch_folder"))]
 _TEXT = {"type": "string"}

@@ -1,6 +1,7 @@
 """`POST /v1/completions`: plain texts that a model continues, whole and streamed: its body, its answer, its route."""
 
 from collections import Counter
+from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Self
 
@@ -21,18 +22,14 @@ _MAX_ANSWERS = 16
 _MAX_TOKENS_SENT = MAX_PROMPTS * 2**18  # each is looked at here; no context is longer
 _DEFAULT_MAX_TOKENS = 16
 
-
-def _prompts(value: Any) -> Any:
-    return texts_or_token_ids(value, MAX_PROMPTS, _MAX_TOKENS_SENT)
-
-
+_Prompts = Annotated[Any, BeforeValidator(partial(texts_or_token_ids, most=MAX_PROMPTS, most_ids=_MAX_TOKENS_SENT))]
 _no_suffix = refused(
     "is not supported: write the text before and after the gap into `prompt`, with the model's own marks", bool
 )
 
 
 class CompletionBody(SampledBody):
-    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    prompt: _Prompts
     """A text, an array of token ids, or an array of up to 16 of either. No chat template is applied."""
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
     """Upper bound on generated tokens, for each answer. Default 16. 0 only with `echo`."""

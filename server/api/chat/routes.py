@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import Field, WithJsonSchema
 
 from engine import Urgency, Usage
-from server.api.caller import Asker, Caller, CallerWith, ChatCaller, checked_line, json_response
+from server.api.caller import Asker, BatchCaller, Caller, ChatCaller, checked_line, json_response
 from server.api.chat_answer import ChatAnswer, usage_object
 from server.api.chat_request import ChatCompletionBody, to_chat_request
 from server.api.schema import Strict
@@ -43,7 +43,7 @@ class BatchBody(Strict):
 
 
 @router.post("/batch", response_class=Response, tags=["batch"])
-async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(CallerWith("batch"))]) -> Response:
+async def create_batch(body: BatchBody, caller: BatchCaller) -> Response:
     """Answer all conversations; `responses[i]` answers `requests[i]`, a failing one with an `error` of its own."""
     allowed, most = caller.engine.limiter.limits.batch_items, caller.settings.max_batch_items
     most = most if allowed is None else min(allowed, most)

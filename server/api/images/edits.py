@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from engine import EditRequest
-from server.api.caller import Caller, CallerWith, checked
+from server.api.caller import ImageCaller, checked
 from server.api.images.answer import ImageBody, answered
 from server.api.schema import described_form
 from server.errors import ApiError
@@ -17,7 +17,6 @@ from server.http.forms import LONGEST_NAME, Form, FormRoute
 from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["images"], route_class=FormRoute)
-ImageCaller = Annotated[Caller, Depends(CallerWith("images"))]
 _PICTURES = ("image", "image[]")
 _PICTURE = "PNG, JPEG or WebP. Several, where the model takes them, as `image[]`."
 _MASK = "As large as the picture, and transparent where it may change."

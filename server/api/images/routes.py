@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 from starlette.responses import HTMLResponse
 
-from server.api.caller import Caller, CallerWith
+from server.api.caller import ImageCaller
 from server.api.images.answer import ImageBody, answered
 from server.api.schema import Strict
 from server.errors import ApiError
@@ -44,9 +44,7 @@ class ImageGenerationBody(ImageBody):
 
 
 @router.post("/images/generations", response_class=Response)
-async def create_images(
-    body: ImageGenerationBody, caller: Annotated[Caller, Depends(CallerWith("images"))]
-) -> Response:
+async def create_images(body: ImageGenerationBody, caller: ImageCaller) -> Response:
     """Make images of a text, answered together or, with `stream: true`, each as soon as it is done."""
     asked = body.to_request(caller, prompt=body.prompt, negative_prompt=body.negative_prompt or None)
     progress = bool(body.stream_options and body.stream_options.include_progress)

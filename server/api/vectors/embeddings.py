@@ -3,15 +3,16 @@
 import base64
 import secrets
 import sys
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BeforeValidator
 
 from engine import EmbeddingRequest, Pooled, Usage
-from server.api.caller import Asker, Caller, CallerWith, checked, json_response
+from server.api.caller import Asker, EmbeddingCaller, checked, json_response
 from server.api.schema import ModelBody, PositiveInt, texts_or_token_ids
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -20,12 +21,11 @@ MAX_INPUTS = 2048
 _MAX_TOKENS_SENT = 300_000  # each is looked at here
 
 
-def _inputs(value: Any) -> Any:
-    return texts_or_token_ids(value, MAX_INPUTS, _MAX_TOKENS_SENT)
+_Inputs = Annotated[Any, BeforeValidator(partial(texts_or_token_ids, most=MAX_INPUTS, most_ids=_MAX_TOKENS_SENT))]
 
 
 class EmbeddingBody(ModelBody):
-    input: Annotated[Any, BeforeValidator(_inputs)]
+    input: _Inputs
     """A text, an array of token ids of this model, or an array of up to 2,048 of either; 300,000 tokens in all."""
     encoding_format: Literal["float", "base64"] | None = None
     """float (default): an array of numbers. base64: the same numbers as bytes, little-endian, four for each."""
@@ -37,12 +37,11 @@ class EmbeddingBody(ModelBody):
     """Put the model's own words for a query or a document before each text. Default: neither."""
 
 
-_EmbeddingCaller = Annotated[Caller, Depends(CallerWith("embeddings"))]
 router = APIRouter(prefix="/v1", tags=["embeddings"], route_class=StrictRoute)
 
 
 @router.post("/embeddings", response_class=Response)
-async def create_embeddings(body: EmbeddingBody, caller: _EmbeddingCaller) -> Response:
+async def create_embeddings(body: EmbeddingBody, caller: EmbeddingCaller) -> Response:
     """Make a vector of each input, in their order."""
     return json_response(await until_disconnect(_embed(body, caller), caller.request))
 

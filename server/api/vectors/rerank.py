@@ -4,12 +4,12 @@ import math
 import secrets
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Field
 
 from engine import RerankRequest, Usage
-from server.api.caller import Caller, CallerWith, json_response
+from server.api.caller import Caller, EmbeddingCaller, json_response
 from server.api.schema import ModelBody, PositiveInt
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -44,7 +44,7 @@ router = APIRouter(prefix="/v1", tags=["embeddings"], route_class=StrictRoute)
 
 
 @router.post("/rerank", response_class=Response)
-async def rerank(body: RerankBody, caller: Annotated[Caller, Depends(CallerWith("embeddings"))]) -> Response:
+async def rerank(body: RerankBody, caller: EmbeddingCaller) -> Response:
     """Score each document by how well it answers the query; the best comes first, of equal ones the first sent."""
     asked = RerankRequest(
         request_id=secrets.token_hex(12),
