@@ -138,14 +138,7 @@ class CallerWith(RequiresScope):
         """Raise `ApiError` 403."""
         key, app, record = self.check(request), request.app.state, request.state.record
         engine = MeteredEngine(app.engine, app.meter, key, record, kind=self.scope)
-        return Caller(
-            request=request,
-            record=record,
-            key=key,
-            engine=engine,
-            access=app.access,
-            settings=app.settings,
-        )
+        return Caller(request=request, record=record, key=key, engine=engine, access=app.access, settings=app.settings)
 
 
 def of_app(name: str) -> Callable[[Request], Awaitable[Any]]:

@@ -57,7 +57,6 @@ class ChatAnswer(CompletionAnswer):
         self._n = asked.n
 
     def start(self) -> bytes:
-        """Return one role chunk per choice."""
         return b"".join(self._delta_chunk(index, {"role": "assistant", "content": ""}) for index in range(self._n))
 
     def step(self, step: ChatStep) -> bytes:

@@ -170,11 +170,9 @@ class Body:
         self.pieces = 0
 
     def can_write(self) -> bool:
-        """Whether `write_at_once` may be called now."""
         return self._connection.can_write()
 
     def write_at_once(self, data: bytes) -> None:
-        """Write the next piece without a wait."""
         self._connection.write(data)
         self.pieces += 1
 

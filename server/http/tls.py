@@ -57,7 +57,6 @@ class Certificate:
         return float(ssl.cert_time_to_seconds(str((client.getpeercert() or {})["notAfter"])))
 
     def names(self, host: str) -> bool:
-        """Whether it is for this name or address."""
         try:
             self.ends_at(host)
         except ssl.SSLCertVerificationError as error:

@@ -26,7 +26,6 @@ TheFolder = Annotated[Folder, Depends(of_app("recordings"))]
 _GRANULARITIES = ("timestamp_granularities[]", "timestamp_granularities")
 _FILE = "WAV, FLAC, OGG, MP3, M4A or WebM."
 _SEGMENTS = {_GRANULARITIES[0]: {"type": "array", "items": {"type": "string", "enum": ["segment"]}}}
-_PLAIN = "text/plain; charset=utf-8"
 
 
 def _language(value: Any) -> Any:
@@ -152,10 +151,6 @@ class Transcript:
             await self._folder.run(self._upload.writer.discard_now)
 
 
-def _json(heard: Transcript) -> Response:
-    return json_response({"text": heard.text, "usage": _usage(heard)})
-
-
 def _usage(heard: Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": round(heard.seconds, 2)}
 
@@ -190,10 +185,6 @@ def _shown(number: int, segment: Segment, asked: TranscriptionRequest) -> dict[s
     }
 
 
-def _text(heard: Transcript) -> Response:
-    return Response(heard.text + "\n", media_type=_PLAIN)
-
-
 def _srt(heard: Transcript) -> Response:
     cues = "\n".join(f"{number}\n{cue}" for number, cue in enumerate(_cues(heard, ","), 1))
     return Response(cues, media_type="application/x-subrip; charset=utf-8")
@@ -217,8 +208,8 @@ def _clock(seconds: float, mark: str) -> str:
 
 
 _FORMATS: dict[str, Callable[[Transcript], Response]] = {
-    "json": _json,
-    "text": _text,
+    "json": lambda heard: json_response({"text": heard.text, "usage": _usage(heard)}),
+    "text": lambda heard: Response(heard.text + "\n", media_type="text/plain; charset=utf-8"),
     "srt": _srt,
     "vtt": _vtt,
     "verbose_json": _verbose,

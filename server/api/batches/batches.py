@@ -28,7 +28,10 @@ _MOST_UNFINISHED = 100  # of a key
 
 @dataclass(frozen=True, slots=True)
 class LineEndpoint:
-    """An endpoint that lines may ask. `scope`: one that the key needs beside `batch`."""
+    """An endpoint that lines may ask. `scope`: one that the key needs beside `batch`.
+
+    `answer` answers a line like a single request, and raises what such a request fails with.
+    """
 
     answer: Callable[[Any, Asker], Awaitable[dict[str, Any]]]
     scope: str | None = None

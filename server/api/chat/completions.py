@@ -133,7 +133,6 @@ async def create_completion(body: CompletionBody, caller: ChatCaller) -> Respons
 
 
 async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
-    """Answer a line of a batch like a single request. Raises what such a request fails with."""
     text, answer = _asked(checked_line(CompletionBody, item), asker)
     return answer.whole(await asker.engine.whole(text))
 

@@ -32,7 +32,6 @@ async def create_chat_completion(body: ChatCompletionBody, caller: ChatCaller) -
 
 
 async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
-    """Answer a line of a batch like a single request. Raises what such a request fails with."""
     chat = to_chat_request(checked_line(ChatCompletionBody, item), asker)
     return ChatAnswer(chat).whole(await asker.engine.whole(chat))
 

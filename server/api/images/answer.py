@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from fastapi.responses import Response
@@ -18,7 +17,7 @@ from pydantic import Field, model_validator
 from engine import EditRequest, FinishedImage, GenerationError, ImageRequest, PartialImage
 from engine.stream import ImageStream
 from server.api.caller import Caller, event, json_response
-from server.api.images.files import ImageFiles, public_base_url
+from server.api.images.files import ImageFiles, ImageLinks, public_base_url
 from server.api.schema import ModelBody, RandomSeed
 from server.http.disconnect import until_disconnect
 from server.validation import FieldError
@@ -54,12 +53,7 @@ class ImageBody(ModelBody):
         return self
 
     def to_request(
-        self,
-        caller: Caller,
-        *,
-        prompt: str = "",
-        negative_prompt: str | None = None,
-        edit: EditRequest | None = None,
+        self, caller: Caller, *, prompt: str = "", negative_prompt: str | None = None, edit: EditRequest | None = None
     ) -> ImageRequest:
         """Say in the engine's words what it says, once it is known that the key may ask for it. Raises `ApiError`."""
         return ImageRequest(
@@ -81,40 +75,25 @@ class ImageBody(ModelBody):
 async def answered(caller: Caller, body: ImageBody, asked: ImageRequest, *, events: str, progress: bool) -> Response:
     """Answer with images, together or in events that are called `events`, with one for each step if `progress`."""
     caller.record.model, caller.record.stream = asked.model, bool(body.stream)
-    base_url, app = public_base_url(caller.request, caller.settings), caller.request.app.state
-    answer = ImageAnswer(
-        caller,
-        asked,
-        kind=events,
-        files=None if body.response_format == "b64_json" else app.image_files,
-        link=lambda name, expires_at: base_url + app.image_links.path(name, expires_at),
-        base64=body.response_format != "url",
-    )
+    answer = ImageAnswer(caller, body, asked, events)
     if body.stream:
-        made = answer.events(progress=progress)
-        return caller.streamed(made)
+        return caller.streamed(answer.events(progress=progress))
     return json_response(await until_disconnect(answer.whole(), caller.request))
 
 
-@dataclass
 class ImageAnswer:
-    """The answer to one request, whole or as events; an image that was not sent is deleted.
+    """The answer to one request, whole or as events of a kind; an image that was not sent is deleted."""
 
-    `kind` is what its events are called. `link` gives the address of a file by its name and end; None of `files` means
-    that nothing is stored.
-    """
-
-    caller: Caller
-    asked: ImageRequest
-    kind: str
-    files: ImageFiles | None
-    link: Callable[[str, int], str]
-    base64: bool
-    _unsent: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        asked, size = self.asked, self.asked.size
-        self._made_as = {"output_format": asked.output_format, "quality": asked.quality, "size": f"{size}x{size}"}
+    def __init__(self, caller: Caller, body: ImageBody, asked: ImageRequest, kind: str) -> None:
+        app = caller.request.app.state
+        self._caller, self._asked, self._kind = caller, asked, kind
+        self._files: ImageFiles | None = None if body.response_format == "b64_json" else app.image_files
+        self._links: ImageLinks = app.image_links
+        self._base_url = public_base_url(caller.request, caller.settings)
+        self._base64 = body.response_format != "url"
+        self._unsent: list[str] = []
+        size = f"{asked.size}x{asked.size}"
+        self._made_as = {"output_format": asked.output_format, "quality": asked.quality, "size": size}
 
     async def whole(self) -> dict[str, Any]:
         items: dict[int, dict[str, Any]] = {}
@@ -124,7 +103,7 @@ class ImageAnswer:
                 if isinstance(image, FinishedImage):
                     items[image.index] = await self._item(image)
                     steps += image.steps
-            if len(items) < self.asked.n:
+            if len(items) < self._asked.n:
                 raise GenerationError("The model did not make all of the images. Send the request again.")
             self._unsent.clear()
         data = [item for _, item in sorted(items.items())]
@@ -143,29 +122,32 @@ class ImageAnswer:
                         "partial_image", index=image.index, partial_image_index=image.number, b64_json=image.data
                     )
                 elif progress:
-                    yield event(f"{self.kind}.progress", index=image.index, step=image.step, steps=image.steps)
+                    yield event(f"{self._kind}.progress", index=image.index, step=image.step, steps=image.steps)
 
     @asynccontextmanager
     async def _images(self) -> AsyncIterator[ImageStream]:
         try:
-            async with await self.caller.engine.images(self.asked) as images:
+            async with await self._caller.engine.images(self._asked) as images:
                 yield images
         finally:
-            if self.files is not None:
-                self.files.discard(*self._unsent)
+            if self._files is not None:
+                self._files.discard(*self._unsent)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         made = {"created_at": int(time.time()), **self._made_as, "background": "opaque"}
-        return event(f"{self.kind}.{kind}", **fields, **made)
+        return event(f"{self._kind}.{kind}", **fields, **made)
 
     async def _item(self, image: FinishedImage) -> dict[str, Any]:
         """Return what the answer says of this image. Raises `ApiError` where it cannot be stored."""
-        item: dict[str, Any] = {"revised_prompt": self.asked.prompt, "seed": image.seed}
-        if self.files is not None:
-            stored = await self.files.save(image.data, self.asked.output_format)
+        item: dict[str, Any] = {"revised_prompt": self._asked.prompt, "seed": image.seed}
+        if self._files is not None:
+            stored = await self._files.save(image.data, self._asked.output_format)
             self._unsent.append(stored.name)
-            item |= {"url": self.link(stored.name, stored.expires_at), "expires_at": stored.expires_at}
-        if self.base64:
+            item |= {
+                "url": self._base_url + self._links.path(stored.name, stored.expires_at),
+                "expires_at": stored.expires_at,
+            }
+        if self._base64:
             item["b64_json"] = image.data  # msgspec writes bytes as base64
         return item
 

@@ -89,7 +89,6 @@ def _mask(form: Form) -> bytes | None:
 
 
 def _fields(form: Form) -> dict[str, str]:
-    """Return the fields that are texts, by their names."""
     fields = {}
     for name, data in form:
         if name in {*_PICTURES, "mask"}:

@@ -55,7 +55,6 @@ async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Resp
 
 
 async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
-    """Answer a line of a batch like a single request. Raises what such a request fails with."""
     return await _whole(*_asked(checked_line(schema.ResponseBody, item), asker))
 
 
