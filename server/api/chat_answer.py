@@ -26,6 +26,7 @@ class CompletionAnswer(Answer):
         self._head = b"data: " + msgspec.json.encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
+        self._n = asked.n
 
     def end(self, usage: Usage) -> bytes:
         """Return the usage chunk, if it was asked for, and the end marker."""
@@ -51,10 +52,6 @@ class ChatAnswer(CompletionAnswer):
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, asked: ChatRequest, *, include_usage: bool = False) -> None:
-        super().__init__(asked, include_usage=include_usage)
-        self._n = asked.n
 
     def start(self) -> bytes:
         return b"".join(self._delta_chunk(index, {"role": "assistant", "content": ""}) for index in range(self._n))
