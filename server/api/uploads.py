@@ -15,7 +15,7 @@ from server.errors import ApiError
 from server.http.disconnect import cut_off_as_error
 from server.http.forms import LONGEST_NAME, FormReader, boundary_of
 from server.http.protocol import header_of
-from server.http.routing import BODY_PAUSE_SECONDS, receive_body
+from server.http.routing import BODY_PAUSE_SECONDS, DRAIN_BYTES, receive_body
 
 _AT_A_TIME_BYTES = 2**20  # parsed and written in one go, beside the event loop
 # Of all files together. At the speed of a local disk they would take a core, and others' answers twice as long.
@@ -25,8 +25,6 @@ _MOST_SECONDS = 4 * 3600.0
 _MOST_FIELDS = 16
 _MOST_FIELD_BYTES = 4096
 _AROUND_BYTES = 64 * 2**10  # what may stand around a file: other fields, and the heads of all
-# A client that is cut off while it still sends may never read the answer: take what is under way, within reason.
-_DRAIN_BYTES = 64 * 2**20
 
 
 @dataclass(slots=True)
@@ -59,7 +57,7 @@ async def read_upload(
     if refusal is None and not await folder.run(folder.has_room, max(declared, 0)):
         refusal = disk_full()
     if refusal is not None:  # what still comes uvicorn drops, within reason: the client reads the answer
-        if declared > _DRAIN_BYTES:
+        if declared > DRAIN_BYTES:
             refusal.headers["Connection"] = "close"
         raise refusal
     upload = Upload(await folder.run(folder.writer_now))
@@ -114,7 +112,7 @@ async def _read(request: Request, folder: Folder, form: "_Form", *, paced: bool)
                 failure = error
         else:
             dropped += len(piece)
-            if dropped > _DRAIN_BYTES:
+            if dropped > DRAIN_BYTES:
                 break
     if failure is not None:
         raise failure

@@ -3,14 +3,11 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from fastapi.routing import APIRoute
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
@@ -30,25 +27,22 @@ class FormRoute(APIRoute):
     """A route whose body is a form, given to it in `request.state.form`. Use as `route_class` of a router."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the body until the answer is complete: what waits for its turn keeps its files."""
-        request = Request(scope)
-        bodies: Bodies = request.app.state.bodies
-        with bodies.held_for(request.state.record.key) as request.state.held:
+        """Check the key's scope, read the body, and count it until the answer is complete: what waits keeps its files.
+
+        A wrong method is refused as everywhere.
+        """
+        if scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Check the key's scope, then read the body, before FastAPI looks at the rest."""
-        handler = super().get_route_handler()
-
-        async def form_handler(request: Request) -> Response:
-            check_scope(self, request)
-            boundary = boundary_of(request.scope)
-            body = await read_body(request, request.state.held)
+            return
+        request = Request(scope, receive)
+        check_scope(self, request)
+        boundary = boundary_of(scope)
+        bodies: Bodies = request.app.state.bodies
+        with bodies.held_for(request.state.record.key) as held:
+            body = await read_body(request, held)
             request.state.form = await asyncio.to_thread(parse_form, body, boundary)
             del body
-            return await handler(request)
-
-        return form_handler
+            await super().handle(scope, receive, send)
 
 
 def boundary_of(scope: Scope) -> bytes:

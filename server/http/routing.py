@@ -29,7 +29,7 @@ _INT64 = range(-(2**63), 2**63)
 _PLACE = re.compile(r" at line \d+ column \d+$")  # of the parser's message
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 # A client that is cut off while it still sends never reads the answer: take what is under way, within reason.
-_DRAIN_BYTES = 64 * 2**20
+DRAIN_BYTES = 64 * 2**20
 
 
 class StrictRoute(APIRoute):
@@ -135,7 +135,7 @@ async def read_body(request: Request, held: Callable[[int], None]) -> bytes:
     limit = request.app.state.settings.max_body_bytes
     declared = int(header_of(request.scope, b"content-length") or 0)  # its digits the parser has checked
     if declared > limit:  # what still comes uvicorn drops, within reason: the client reads the answer
-        raise _too_large(limit, close=declared > limit + _DRAIN_BYTES)
+        raise _too_large(limit, close=declared > limit + DRAIN_BYTES)
     chunks: list[bytes] = []
     size = 0
     paused = f"No byte of the body came for {BODY_PAUSE_SECONDS:.0f} s. Send the request again."
@@ -146,7 +146,7 @@ async def read_body(request: Request, held: Callable[[int], None]) -> bytes:
             if size <= limit:
                 held(len(chunk))
                 chunks.append(chunk)
-            elif size > limit + _DRAIN_BYTES:
+            elif size > limit + DRAIN_BYTES:
                 break
     if size > limit:
         raise _too_large(limit, close=True)
