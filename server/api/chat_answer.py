@@ -84,10 +84,7 @@ class ChatAnswer(CompletionAnswer):
             message["reasoning_content"] = message["reasoning"] = choice.reasoning
         if choice.tool_calls:
             message["content"] = choice.content or None
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in choice.tool_calls
-            ]
+            message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in choice.tool_calls]
         return {
             "index": choice.index,
             "message": message,
@@ -110,11 +107,15 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return counts
 
 
+def tool_call(id_: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    """Return a call as chat has it, in answers and in conversations."""
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def _tool_call_delta(call: ToolCallDelta) -> dict[str, Any]:
     if call.id is None:
         return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+    return {"index": call.index, **tool_call(call.id, call.name, call.arguments)}
 
 
 def _logprobs(entries: Iterable[TokenLogprob] | None) -> dict[str, Any] | None:

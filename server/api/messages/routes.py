@@ -17,6 +17,7 @@ from pydantic_core import from_json
 
 from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
 from server.api.caller import Answer, Caller, ChatCaller, checked, event, json_response
+from server.api.chat_answer import tool_call
 from server.api.chat_request import ChatCompletionBody, FieldNames, TextPart, to_chat_request
 from server.api.left_out import OtherTool
 from server.api.messages import schema
@@ -155,11 +156,7 @@ def _turns(body: schema.CountTokensBody) -> list[tuple[str, _Blocks]]:
 def _assistant(blocks: _Blocks) -> dict[str, Any]:
     text = _text(blocks)
     calls = [
-        {
-            "id": block.id,
-            "type": "function",
-            "function": {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()},
-        }
+        tool_call(block.id, block.name, msgspec.json.encode(block.input).decode())
         for _, block in blocks
         if isinstance(block, schema.ToolUseBlock)
     ]

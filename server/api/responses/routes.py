@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
 from server.api.caller import Asker, ChatCaller, checked, checked_line, event, json_response
-from server.api.chat_answer import logprob
+from server.api.chat_answer import logprob, tool_call
 from server.api.chat_request import ChatCompletionBody, FieldNames, to_chat_request
 from server.api.left_out import OtherTool
 from server.api.responses import schema
@@ -194,8 +194,7 @@ def _add_call(messages: list[dict[str, Any]], call: schema.FunctionCallItem, pla
         messages.append({"role": "assistant", "content": None})
     calls = messages[-1].setdefault("tool_calls", [])
     names[f"messages[{len(messages) - 1}].tool_calls[{len(calls)}].function"] = place
-    function = {"name": call.name, "arguments": call.arguments}
-    calls.append({"id": call.call_id, "type": "function", "function": function})
+    calls.append(tool_call(call.call_id, call.name, call.arguments))
 
 
 def _text(content: str | list[schema.Part], where: str) -> str:
