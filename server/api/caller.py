@@ -49,7 +49,6 @@ class Answer(Encoder):
         """Return the answer in one piece."""
 
     def start(self) -> bytes:
-        """Return what goes out before the events of the first step."""
         return b""
 
     def failed(self, error: ApiError) -> bytes:
@@ -89,9 +88,7 @@ class Caller(Asker):
         """Answer with a model's tokens. A client that leaves aborts it. `naming` gives errors the client's names."""
         self.record.model, self.record.stream = asked.model, bool(stream)
         if stream:
-            events = TokenEvents(
-                lambda: self.engine.tokens(asked), answer, self.record, head=answer.start(), naming=naming
-            )
+            events = TokenEvents(lambda: self.engine.tokens(asked), answer, self.record, naming)
             return self.streamed(events, failure=answer.failed)
         with naming or nullcontext():
             result = await until_disconnect(self.engine.whole(asked), self.request)

@@ -29,6 +29,9 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 class Encoder(Protocol):
     """Makes the events of one answer; each call returns all that is to be written at once, perhaps nothing."""
 
+    def start(self) -> bytes:
+        """Return what goes out with the first step."""
+
     def step(self, step: ChatStep) -> bytes:
         """Return what one engine step brought."""
 
@@ -39,10 +42,10 @@ class Encoder(Protocol):
 class TokenEvents:
     """The events of one streamed answer, from the engine's steps to bytes; fills the request's record on the way.
 
-    `opening` gives the stream. `head` goes out with the first step. Errors pass through `naming`, which gives fields
-    the names that the client sent. Once `body` is set, steps are written at the moment they are made: to wake the
-    request's task for each token costs as much as all else that a token does. What cannot be written then is yielded.
-    Each step is encoded once: encoders keep state.
+    `opening` gives the stream. Errors pass through `naming`, which gives fields the names that the client sent. Once
+    `body` is set, steps are written at the moment they are made: to wake the request's task for each token costs as
+    much as all else that a token does. What cannot be written then is yielded. Each step is encoded once: encoders keep
+    state.
     """
 
     def __init__(
@@ -50,20 +53,18 @@ class TokenEvents:
         opening: Callable[[], Awaitable[TokenStream]],
         encoder: Encoder,
         record: RequestRecord,
-        *,
-        head: bytes = b"",
         naming: AbstractContextManager[object] | None = None,
     ) -> None:
         self.body: Body | None = None
         self._opening = opening
         self._encoder = encoder
         self._record = record
-        self._head = head
         self._naming = naming or nullcontext()
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         """Yield what was not written at once. Closing it aborts the answer."""
-        record, encoder, head = self._record, self._encoder, self._head
+        record, encoder = self._record, self._encoder
+        head = encoder.start()
         with self._naming:
             async with await self._opening() as stream:
                 stream.sink = self._take

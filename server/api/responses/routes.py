@@ -65,10 +65,7 @@ def _asked(body: schema.ResponseBody, asker: Asker) -> tuple["ResponseAnswer", T
         chat = to_chat_request(checked(ChatCompletionBody, fields), asker)
     asker.record.model = chat.model
     answer = ResponseAnswer(body, chat, created=int(time.time()))
-    events = TokenEvents(
-        lambda: asker.engine.tokens(chat), answer, asker.record, head=answer.start(), naming=names.as_sent()
-    )
-    return answer, events
+    return answer, TokenEvents(lambda: asker.engine.tokens(chat), answer, asker.record, names.as_sent())
 
 
 @router.api_route("/responses/{stored:path}", methods=["DELETE", "GET", "POST"], include_in_schema=False)

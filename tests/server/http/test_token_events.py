@@ -17,6 +17,9 @@ class Numbered:
     def __init__(self) -> None:
         self.steps = 0
 
+    def start(self) -> bytes:
+        return b""
+
     def step(self, step: ChatStep) -> bytes:
         self.steps += 1
         return b"%d:%b" % (self.steps, step.deltas[0].content.encode())
