@@ -7,13 +7,12 @@ it, or raises `ValueError` with a sentence that follows the field's name. No mes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from server.observability.moments import iso
-from server.store.keys import SCOPES
 
 Iso = Annotated[str | None, BeforeValidator(iso)]
 _T = TypeVar("_T")
@@ -156,13 +155,19 @@ class LimitsInForce(Shown):
     images_per_day: int | None
 
 
+def _in_order(scopes: Collection[str]) -> list[str]:
+    from server.store.keys import SCOPES  # `hearth voices` needs no database
+
+    return [scope for scope in SCOPES if scope in scopes]
+
+
 class AnyKey(Shown):
     """What every view of a key shows: never its text."""
 
     public_id: str
     name: str
     tier: str
-    scopes: Annotated[list[str], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
+    scopes: Annotated[list[str], BeforeValidator(_in_order)]
     models: list[str] | None
     """null: all of the tier."""
     created_at: Iso
