@@ -167,6 +167,10 @@ class ResponseBody(shared.ModelBody):
     """Accepted; a conversation that is too long is always refused, never cut."""
 
     structured_outputs: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_json: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_regex: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_choice: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_grammar: Annotated[Any, BeforeValidator(_by_format)] = None
     previous_response_id: Annotated[Any, BeforeValidator(_not_stored)] = None
     conversation: Annotated[Any, BeforeValidator(_not_stored)] = None
     prompt: Annotated[Any, BeforeValidator(_not_stored)] = None
