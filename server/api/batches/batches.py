@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 
 from engine import Urgency
 from server.api.batches.files import TheStore, no_file
-from server.api.batches.schema import BatchBody, BatchesQuery, BatchObject, Page, window_seconds
+from server.api.batches.schema import BatchBody, BatchesQuery, BatchObject, BatchPage, window_seconds
 from server.api.caller import Asker, BatchCaller, of_app
 from server.auth.access import Access
 from server.auth.metering import Meter, MeteredEngine
@@ -114,13 +114,11 @@ async def create_batch(body: BatchBody, caller: BatchCaller, store: TheStore, ru
 
 
 @router.get("")
-async def list_batches(
-    query: Annotated[BatchesQuery, Query()], caller: BatchCaller, store: TheStore
-) -> Page[BatchObject]:
+async def list_batches(query: Annotated[BatchesQuery, Query()], caller: BatchCaller, store: TheStore) -> BatchPage:
     """List your batches, the newest first."""
     owners = await store.owners(caller.key.public_id)
     rows = await store.batches(owners, limit=query.limit + 1, after=query.after)
-    return Page[BatchObject].of([BatchObject.of(row) for row in rows], query.limit)
+    return BatchPage.of([BatchObject.of(row) for row in rows], query.limit)
 
 
 @router.get("/{batch_id}")

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from server.api.batches.schema import Expiry, FileBody, FileDeleted, FileObject, FilesQuery, Page
+from server.api.batches.schema import Expiry, FileBody, FileDeleted, FileObject, FilePage, FilesQuery
 from server.api.caller import BatchCaller, Caller, checked, of_app
 from server.api.uploads import Upload, disk_full, key_full, read_upload
 from server.batches.folder import NO_SPACE, Folder, is_id
@@ -105,7 +105,7 @@ def _checked(fields: dict[str, str]) -> FileBody:
 
 
 @router.get("")
-async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller, store: TheStore) -> Page[FileObject]:
+async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller, store: TheStore) -> FilePage:
     """List your files, the newest first."""
     rows = await store.files(
         await store.owners(caller.key.public_id),
@@ -114,7 +114,7 @@ async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller,
         ascending=query.order == "asc",
         purpose=query.purpose,
     )
-    return Page[FileObject].of([FileObject.model_validate(row) for row in rows], query.limit)
+    return FilePage.of([FileObject.model_validate(row) for row in rows], query.limit)
 
 
 @router.get("/{file_id}")

@@ -172,7 +172,7 @@ class BatchObject(BaseModel):
 _T = TypeVar("_T", FileObject, BatchObject)
 
 
-class Page(BaseModel, Generic[_T]):
+class _Page(BaseModel, Generic[_T]):
     object: Literal["list"] = "list"
     first_id: str | None
     last_id: str | None
@@ -185,6 +185,14 @@ class Page(BaseModel, Generic[_T]):
         data = found[:limit]
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return cls(first_id=first, last_id=last, has_more=len(found) > limit, data=data)
+
+
+class FilePage(_Page[FileObject]):
+    pass
+
+
+class BatchPage(_Page[BatchObject]):
+    pass
 
 
 def _usage(counted: dict[str, int]) -> BatchUsage:
