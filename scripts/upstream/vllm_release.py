@@ -27,7 +27,9 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hearth-check-vllm-") as folder:
         rows = findings(sources_of(asked.version, Path(folder)))
-    print(json.dumps({"version": asked.version, "findings": rows}, indent=2) if asked.json else table(asked.version, rows))
+    print(
+        json.dumps({"version": asked.version, "findings": rows}, indent=2) if asked.json else table(asked.version, rows)
+    )
     return int(any(row["kind"] == "needed" and row["problem"] != CHANGED for row in rows))
 
 
