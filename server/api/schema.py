@@ -18,6 +18,7 @@ Iso = Annotated[str | None, BeforeValidator(iso)]
 _T = TypeVar("_T")
 MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
 INT64_MAX = 2**63 - 1
+MAX_TOKENS = 2**18  # each is looked at; no context is longer
 
 
 def refused(sentence: str, when: Callable[[Any], bool] = lambda value: value is not None) -> Callable[[Any], Any]:
@@ -76,6 +77,8 @@ def texts_or_token_ids(value: Any, most: int, most_ids: int) -> Any:
 
 
 def _token_ids(given: list[Any]) -> tuple[int, ...]:
+    if len(given) > MAX_TOKENS:
+        raise ValueError(f"must hold at most {MAX_TOKENS} token ids in one array")
     if not all(type(token) is int and 0 <= token < 2**31 for token in given):
         raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
     return tuple(given)

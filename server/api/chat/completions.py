@@ -13,16 +13,17 @@ from engine import ChatChoice, ChatDelta, ChatStep, Prompt, TextRequest, TokenLo
 from server.api.caller import Asker, ChatCaller, checked_line
 from server.api.chat_answer import CompletionAnswer
 from server.api.chat_request import SampledBody
-from server.api.schema import INT64_MAX, TopLogprobs, refused, texts_or_token_ids
+from server.api.schema import INT64_MAX, MAX_TOKENS, TopLogprobs, refused, texts_or_token_ids
 from server.http.routing import StrictRoute
 from server.validation import FieldError
 
 MAX_PROMPTS = 16
 _MAX_ANSWERS = 16
-_MAX_TOKENS_SENT = MAX_PROMPTS * 2**18  # each is looked at here; no context is longer
 _DEFAULT_MAX_TOKENS = 16
 
-_Prompts = Annotated[Any, BeforeValidator(partial(texts_or_token_ids, most=MAX_PROMPTS, most_ids=_MAX_TOKENS_SENT))]
+_Prompts = Annotated[
+    Any, BeforeValidator(partial(texts_or_token_ids, most=MAX_PROMPTS, most_ids=MAX_PROMPTS * MAX_TOKENS))
+]
 _no_suffix = refused(
     "is not supported: write the text before and after the gap into `prompt`, with the model's own marks", bool
 )

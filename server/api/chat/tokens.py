@@ -14,7 +14,6 @@ from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 
 _MOST_CHARACTERS = 2**20  # half a second's work, on a thread
-_MOST_TOKENS = 2**18
 _OF_CHAT = ("model", "messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 router = APIRouter(tags=["chat"], route_class=StrictRoute)
@@ -36,7 +35,7 @@ class TokenizeBody(shared.ModelBody):
 
 
 class DetokenizeBody(shared.ModelBody):
-    tokens: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=_MOST_TOKENS)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=shared.MAX_TOKENS)]
 
 
 @router.post("/tokenize", response_class=Response, include_in_schema=False)
