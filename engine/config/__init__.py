@@ -7,6 +7,7 @@ its caller. What an entry may say is models.py's, how YAML is read yaml.py's.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from engine.config.cluster import RoleSpec, read_roles
 from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
@@ -55,7 +56,7 @@ class ConfigError(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A models.yaml without problems; its mappings are by id, in the file's order.
+    """A models.yaml without problems; its mappings are read-only, by id, in the file's order.
 
     `models` have an engine each, `adapters` answer on that of their base. `roles` are for a cluster, the one that
     speaks HTTP first.
@@ -84,7 +85,7 @@ class Config:
         """Return what a replica of this role serves itself."""
         models = {name: self.models[name] for name in self.models if name in self.roles[role].models}
         adapters = {name: adapter for name, adapter in self.adapters.items() if adapter.base in models}
-        return replace(self, models=models, adapters=adapters)
+        return replace(self, models=MappingProxyType(models), adapters=MappingProxyType(adapters))
 
 
 def load_config(path: Path) -> Config:
@@ -114,7 +115,13 @@ def load_config(path: Path) -> Config:
         raise ConfigError(path, document.problems)
     adapters = {name: spec for name, spec in found.items() if isinstance(spec, AdapterSpec)}
     models = {name: spec for name, spec in found.items() if not isinstance(spec, AdapterSpec)}
-    return Config(path, models, tiers, adapters, roles)
+    return Config(
+        path,
+        MappingProxyType(models),
+        MappingProxyType(tiers),
+        MappingProxyType(adapters),
+        MappingProxyType(roles),
+    )
 
 
 def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:

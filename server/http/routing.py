@@ -130,7 +130,7 @@ async def receive_body(request: Request, seconds: float, *, paused: str, late: s
         yield message.get("body", b"")
 
 
-async def read_body(request: Request, held: Callable[[int], None]) -> bytes:
+async def read_body(request: Request, held: Callable[[int], None], *, seconds: float = _BODY_SECONDS) -> bytes:
     """Return the body. Raises `ApiError` for one that is too large, takes too long, or comes when the server ends."""
     limit = request.app.state.settings.max_body_bytes
     declared = int(header_of(request.scope, b"content-length") or 0)  # its digits the parser has checked
@@ -139,9 +139,9 @@ async def read_body(request: Request, held: Callable[[int], None]) -> bytes:
     chunks: list[bytes] = []
     size = 0
     paused = f"No byte of the body came for {BODY_PAUSE_SECONDS:.0f} s. Send the request again."
-    late = f"The body did not come within {_BODY_SECONDS:.0f} s. Send less at once."
+    late = f"The body did not come within {seconds:.0f} s. Send less at once."
     with cut_off_as_error(request.app.state.drain):
-        async for chunk in receive_body(request, _BODY_SECONDS, paused=paused, late=late):
+        async for chunk in receive_body(request, seconds, paused=paused, late=late):
             size += len(chunk)
             if size <= limit:
                 held(len(chunk))

@@ -1,6 +1,7 @@
 """What the tests of plans share: models and machines to plan for. No tests."""
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from engine.config import Config, ModelSpec, load_config
@@ -33,4 +34,4 @@ def model(name: str, *variants: dict[str, Any], task: str = "chat", **more: Any)
 
 
 def config_of(*models: ModelSpec) -> Config:
-    return Config(Path("models.yaml"), {spec.id: spec for spec in models}, {})
+    return Config(Path("models.yaml"), MappingProxyType({spec.id: spec for spec in models}), MappingProxyType({}))

@@ -107,8 +107,10 @@ def test_what_is_written_arrives(tmp_path):
     assert (spec.enforce_eager, spec.tool_parser) == (True, "none")
 
 
-def test_an_entry_cannot_be_changed(tmp_path):
+def test_a_config_cannot_be_changed(tmp_path):
     config = load(tmp_path, GOOD)
+    with pytest.raises(TypeError):
+        config.models["b"] = config.models["a"]  # type: ignore[index]
     with pytest.raises(ValidationError):
         config.models["a"].tier = "high"  # type: ignore[misc]
 

@@ -43,15 +43,13 @@ def test_a_key_with_its_share_is_refused_and_another_one_is_not():
         many(10 * MIB)
 
 
-async def test_a_body_that_drips_has_an_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("server.http.routing._BODY_SECONDS", 0.2)
-
+async def test_a_body_that_drips_has_an_end():
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0.02)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     with pytest.raises(ApiError) as refused:
-        await read_body(Request(scope_with(Drain()), receive), lambda _: None)
+        await read_body(Request(scope_with(Drain()), receive), lambda _: None, seconds=0.2)
     assert (refused.value.status, refused.value.code) == (408, "request_timeout")
 
 
