@@ -20,6 +20,7 @@ from server.http.disconnect import ClientDisconnectedError, cut_off_as_error
 from server.http.protocol import header_of
 
 _MOST_PARTS = 100_000  # checking so many takes half a second
+_MOST_KEYS = 400_000  # of objects; parsing so many takes half a second
 _MAX_DEPTH = 64
 _LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
 BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
@@ -166,10 +167,13 @@ def parse_strict_json(body: bytes) -> Any:
     64 levels, integers beyond int64.
     """
     parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
-    if parts > _MOST_PARTS:  # to make and to check them would hold up all others for seconds
+    # To make and to check more would hold up all others for seconds. Colons in texts count as keys.
+    if parts > _MOST_PARTS or body.count(b":") > _MOST_KEYS:
         head = body.lstrip()[:_LARGE_BODY_BYTES]
-        _parsed(head[: max(head.rfind(b"["), head.rfind(b"{")) + 1], partial=True)  # nested too deep, or no JSON
-        sentence = f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests."
+        opened = head[: max(head.rfind(b"["), head.rfind(b"{")) + 1]
+        _parsed(opened or head, partial=True)  # nested too deep, or no JSON
+        most = f"{_MOST_PARTS:,} objects and arrays" if parts > _MOST_PARTS else f"{_MOST_KEYS:,} keys or colons"
+        sentence = f"The body has more than {most}. Send less at once, in several requests."
         raise ApiError(413, "request_too_large", sentence)
     value = _parsed(body)
     if parts > _MAX_DEPTH or _may_hold_big_numbers(body):

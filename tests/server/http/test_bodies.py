@@ -109,6 +109,29 @@ def test_64_levels_are_fine_and_breadth_is_no_depth(body: bytes):
     assert parse_strict_json(body) == json.loads(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"a": [' + b"{}," * 100_000 + b"{}]}", 413),
+        (b'{"a": {' + b",".join(b'"%d": 1' % key for key in range(400_001)) + b"}}", 413),
+        (b'{"a": {' + b",".join(b'"%d" :1' % key for key in range(400_001)), 413),
+        (b'"' + b"12:30 " * 400_001 + b'"', 413),
+        (b":" * 400_001, 400),
+        (b":" * 400_001 + b"{", 400),
+    ],
+    ids=["objects", "keys", "keys-cut-off", "text", "colons", "colons-and-a-brace"],
+)
+def test_more_parts_than_are_checked_in_half_a_second_are_refused(body: bytes, status: int):
+    with pytest.raises(ApiError) as caught:
+        parse_strict_json(body)
+    assert caught.value.status == status
+
+
+def test_as_many_keys_as_are_allowed_are_read():
+    body = b"{" + b",".join(b'"%d":1' % key for key in range(400_000)) + b"}"
+    assert len(parse_strict_json(body)) == 400_000
+
+
 @pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 1e308, -0.0, 5e-324])
 def test_the_extremes_of_64_bits_are_read_exactly(number):
     assert parse_strict_json(json.dumps(number).encode()) == number
