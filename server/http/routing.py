@@ -184,7 +184,7 @@ def parse_strict_json(body: bytes) -> Any:
 def _parsed(body: bytes, *, partial: bool = False) -> Any:
     """Parse JSON, or its beginning. Raises `ApiError`."""
     try:
-        return from_json(body, allow_inf_nan=False, allow_partial=partial)
+        return from_json(body, allow_inf_nan=False, allow_partial="trailing-strings" if partial else "off")
     except ValueError as error:
         if not body.strip():
             raise _invalid("The body is empty. Send a JSON object.") from error
