@@ -1,4 +1,7 @@
-"""An event loop whose clock jumps to the next timer when there is nothing to do: pauses cost no time. Holds no tests."""
+"""An event loop whose clock stands still, and jumps to the next timer when there is nothing to do. Holds no tests.
+
+Pauses cost no time, and a busy machine changes nothing: the same steps give the same times.
+"""
 
 import asyncio
 import selectors
@@ -23,4 +26,4 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         super().__init__(self._waits)
 
     def time(self) -> float:
-        return super().time() + self._waits.skipped_seconds
+        return self._waits.skipped_seconds
