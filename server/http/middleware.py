@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.fair_queue import InFlight
+from engine.admission import InFlight
 from server.auth.sessions import halves_of
 from server.errors import ApiError, overloaded, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.admission import SEQUENCE, Admission, KvGroup, Room
+from engine.admission import PATIENCE_SECONDS, SEQUENCE, Admission, KvGroup, Room
 from engine.errors import OverloadedError
-from engine.fair_queue import PATIENCE_SECONDS
 from engine.types import ChatRequest, Urgency
 
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine.admission import Admission, Room, Ticket
-from engine.fair_queue import PATIENCE_SECONDS
+from engine.admission import PATIENCE_SECONDS, Admission, Room, Ticket
 from engine.types import Urgency
 
 

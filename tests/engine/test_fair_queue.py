@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.fair_queue import ANSWER_TOKEN_COST, PATIENCE_SECONDS, Claim, FairQueue, InFlight
+from engine.admission import ANSWER_TOKEN_COST, PATIENCE_SECONDS, Claim, FairQueue, InFlight
 from engine.types import Urgency
 
 INTERACTIVE, BATCH, BACKGROUND = Urgency.INTERACTIVE, Urgency.BATCH, Urgency.BACKGROUND
