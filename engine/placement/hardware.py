@@ -1,13 +1,15 @@
-"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU. It decides nothing.
+"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU; and what its kernel lets a process have.
 
-Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
+It decides nothing, and reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
+The kernel limits memory, and kills for want of it, by control groups: a container and a systemd unit (`MemoryMax=`) are
+some. Both versions are read: 2, and 1 of older systems.
 """
 
 import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -15,7 +17,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import psutil
 
 from engine.errors import EngineError
-from engine.placement.cgroups import read_memory, text_of
 
 GIB = 1 << 30
 T = TypeVar("T")
@@ -33,6 +34,16 @@ _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 _NO_NVIDIA = "this machine has no NVIDIA GPU"
 _NVIDIA, _AMD = "0x10de", "0x1002"  # on the PCI bus
+# Of control groups.
+_ROOTS = {"0": Path("/sys/fs/cgroup"), "memory": Path("/sys/fs/cgroup/memory")}
+_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high` processes are slowed to a halt
+_USED = ("memory.current", "memory.usage_in_bytes")
+_KILLS = ("memory.events", "memory.oom_control")
+_KILL_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+# Of files, which the kernel lets go of where memory is short. Version 1 counts a group's children under other names.
+_CACHED = tuple(re.compile(rf"^{name}(?:in)?active_file (\d+)$", re.MULTILINE) for name in ("total_", ""))
+# The processes of models: what has a large model costs one, what serves costs all.
+MODEL_VICTIM, FIRST_VICTIM = 500, 1000
 
 
 class HardwareError(EngineError):
@@ -112,7 +123,7 @@ def read_cuda() -> Cuda:
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return Cuda(driver)
-    match = _TORCH_CUDA.search(text_of(Path(torch.origin).with_name("version.py")))
+    match = _TORCH_CUDA.search(_text_of(Path(torch.origin).with_name("version.py")))
     return Cuda(driver, (int(match[1]), int(match[2])) if match else None)
 
 
@@ -127,7 +138,7 @@ def read_hardware(server_pid: int | None = None, *, ram_ours: bool = True) -> Ha
     gpus, driver, divided = found or ((), None, 0)
     if divided:
         problem = f"MIG divides {divided} of its GPUs, and Hearth plans with whole ones (nvidia-smi -mig 0 ends that)"
-    total, available = read_memory(server_pid)
+    total, available = _read_memory(server_pid)
     return Hardware(
         gpus=tuple(gpu if gpu.total_bytes else replace(gpu, total_bytes=total, free_bytes=available) for gpu in gpus),
         shared_memory=any(not gpu.total_bytes for gpu in gpus),
@@ -162,6 +173,20 @@ def meant_for(hardware: Hardware, ram_gib: float | None, prefer: Prefer) -> Hard
     return replace(hardware, ram_for_models_bytes=ram, prefer=prefer)
 
 
+def count_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory in this process's group, else on the machine."""
+    for place in [group / name for group in _groups(None) for name in _KILLS] + [Path("/proc/vmstat")]:
+        if found := _KILL_COUNT.search(_text_of(place)):
+            return int(found[1])
+    return 0
+
+
+def offer_to_oom_killer(score: int) -> None:
+    """Have the kernel choose this process, and those that it starts, before others where memory is short."""
+    with contextlib.suppress(OSError):  # not everywhere allowed
+        Path("/proc/self/oom_score_adj").write_text(str(score), encoding="ascii")
+
+
 def _ask_nvml(question: Callable[[Any], T]) -> tuple[T | None, str | None]:
     """Return the answer of NVIDIA's library, or why there is none."""
     try:
@@ -194,8 +219,8 @@ def _has_nvidia() -> bool:
 def _graphics_vendors() -> set[str]:
     found = set()
     for device in Path("/sys/bus/pci/devices").glob("*"):
-        if text_of(device / "class").startswith("0x03"):
-            found.add(text_of(device / "vendor").strip())
+        if _text_of(device / "class").startswith("0x03"):
+            found.add(_text_of(device / "vendor").strip())
     return found
 
 
@@ -258,7 +283,7 @@ def _family(pid: int | None) -> frozenset[int]:
 
 def _ram_of(pid: int) -> int:
     """Return what would be free without a process, of what it shares its part, files aside; 0 where unreadable."""
-    return 1024 * sum(map(int, _OWN_KIB.findall(text_of(Path(f"/proc/{pid}/smaps_rollup")))))
+    return 1024 * sum(map(int, _OWN_KIB.findall(_text_of(Path(f"/proc/{pid}/smaps_rollup")))))
 
 
 def _name(pid: int) -> str:
@@ -268,6 +293,47 @@ def _name(pid: int) -> str:
 
 
 def _cpu_features() -> tuple[str, ...]:
-    found = _CPU_FLAGS.search(text_of(Path("/proc/cpuinfo")))
+    found = _CPU_FLAGS.search(_text_of(Path("/proc/cpuinfo")))
     flags = found[1].split() if found else ()
     return tuple(feature for feature in _CPU_FEATURES if feature in flags)
+
+
+def _read_memory(pid: int | None) -> tuple[int, int]:
+    """Return what a process and all others in its groups may have, and what is left of it, in bytes. None: this one."""
+    machine = psutil.virtual_memory()
+    total, available = int(machine.total), int(machine.available)
+    for group in _groups(pid):
+        limit = min((size for name in _LIMITS if (size := _number(group / name)) is not None), default=None)
+        used = next((size for name in _USED if (size := _number(group / name)) is not None), None)
+        if limit is not None and used is not None and limit < machine.total:
+            total = min(total, limit)
+            available = min(available, max(0, limit - used + _cached(group)))
+    return total, min(total, available)
+
+
+def _groups(pid: int | None) -> Iterator[Path]:
+    """The folders of the groups that a process is in, the innermost first. In a container the roots are its own."""
+    for line in _text_of(Path("/proc", "self" if pid is None else str(pid), "cgroup")).splitlines():
+        number, kinds, path = line.split(":", 2)
+        root = _ROOTS.get("memory" if "memory" in kinds.split(",") else number)
+        if root is not None:
+            own = Path(f"{root}{path}")
+            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
+
+
+def _cached(group: Path) -> int:
+    text = _text_of(group / "memory.stat")
+    return sum(map(int, next(filter(None, (pattern.findall(text) for pattern in _CACHED)), ())))
+
+
+def _number(file: Path) -> int | None:
+    """None: there is no such file, or it says `max`."""
+    text = _text_of(file).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text_of(file: Path) -> str:
+    """Return what a file holds; nothing where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace")
+    return ""

@@ -20,7 +20,7 @@ from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
 from engine.config.models import model_of
 from engine.errors import EngineError, LoadError, UnknownModelError
-from engine.placement.cgroups import count_oom_kills
+from engine.placement.hardware import count_oom_kills
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
 from engine.pool.records import LoadTimes

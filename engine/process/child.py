@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineError, GenerationError, LoadError
-from engine.placement.cgroups import MODEL_VICTIM, offer_to_oom_killer
+from engine.placement.hardware import MODEL_VICTIM, offer_to_oom_killer
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, Service, ShutdownRequested, to_frame
 from engine.process.spawning import end_with_maker_of

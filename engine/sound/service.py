@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import LoadError, RequestError
-from engine.placement.cgroups import FIRST_VICTIM, offer_to_oom_killer
+from engine.placement.hardware import FIRST_VICTIM, offer_to_oom_killer
 from engine.process.protocol import Outlet, Service
 from engine.sound.pieces import Cutter
 from engine.sound.types import RATE_HZ, SoundEvent, SoundOptions

@@ -24,7 +24,7 @@ from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
 from engine.backends.vllm.schemas import applicable, enforceable, malformed, of_the_type, parts, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
-from engine.placement.cgroups import FIRST_VICTIM, offer_to_oom_killer
+from engine.placement.hardware import FIRST_VICTIM, offer_to_oom_killer
 
 _log = logging.getLogger("hearth.engine")
 

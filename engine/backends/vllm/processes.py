@@ -33,7 +33,7 @@ import psutil
 
 from engine.backends.vllm import compat
 from engine.errors import LoadError, StartError
-from engine.placement.cgroups import MODEL_VICTIM, offer_to_oom_killer
+from engine.placement.hardware import MODEL_VICTIM, offer_to_oom_killer
 from engine.process.spawning import end_with_starter, with_variables
 
 _T = TypeVar("_T")
