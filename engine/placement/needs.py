@@ -29,8 +29,7 @@ from engine.config.models import VariantSpec
 from engine.errors import LoadError
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
-from engine.placement.kv_cache import CPU_CACHE_GIB, KvCache
-from engine.placement.types import Device, Need
+from engine.placement.types import CPU_CACHE_GIB, Device, KvCache, Need
 from engine.weights.adapters import LoraAdapter, room_bytes
 from engine.weights.manifest import is_complete
 

@@ -39,11 +39,10 @@ from engine.demo import weights_dir
 from engine.errors import LoadError, StartError
 from engine.media import Pictures
 from engine.placement.hardware import GIB, Hardware, Prefer, meant_for, read_hardware
-from engine.placement.kv_cache import CPU_CACHE_GIB
 from engine.placement.needs import ContextNeeds, Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
-from engine.placement.types import Placed, Plan, Refusal
+from engine.placement.types import CPU_CACHE_GIB, Placed, Plan, Refusal
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
 from engine.pool.records import CompiledModels, keep_source_of_vectors

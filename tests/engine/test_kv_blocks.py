@@ -12,10 +12,9 @@ from test_golden_plans import SHAPES
 
 from engine.config import ChatModelSpec
 from engine.placement.hardware import GIB, imagined
-from engine.placement.kv_cache import KvCache
 from engine.placement.needs import ContextNeeds, own_folders
 from engine.placement.plan import plan
-from engine.placement.types import Need, Plan
+from engine.placement.types import KvCache, Need, Plan
 
 # What the config.json of these models says of their KV cache, as published.
 CONFIGS = json.loads(Path(__file__).with_name("kv_shapes.json").read_text())

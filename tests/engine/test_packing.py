@@ -4,7 +4,6 @@ from typing import Any
 
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB
-from engine.placement.kv_cache import KvCache
 from engine.placement.packing import (
     ASLEEP_BYTES,
     Layout,
@@ -16,7 +15,7 @@ from engine.placement.packing import (
     shared_out,
     uses,
 )
-from engine.placement.types import Device, Need, Placed
+from engine.placement.types import Device, KvCache, Need, Placed
 
 VARIANT = VariantSpec.model_validate({"folder": "w", "licence": "MIT", "weights_gib": 1, "runs_on": "any"})
 

@@ -34,7 +34,7 @@ from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
 from engine.media import Pictures
 from engine.placement.hardware import read_hardware
-from engine.placement.kv_cache import CPU_CACHE_GIB
+from engine.placement.types import CPU_CACHE_GIB
 from engine.process.parent import NICE_ON_CPU, give_way
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
