@@ -106,7 +106,7 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/test mutants", description=__doc__)
-    parser.add_argument("only", nargs="?", default="", help="only targets with this in their path, like eviction")
+    parser.add_argument("only", nargs="?", default="", help="only targets with this in their path, like packing")
     parser.add_argument("--sample", type=int, metavar="N", help="try N of the changes, drawn at random")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all outcomes as JSON")
     parser.add_argument("--config", default="tests/mutants.yaml", help=argparse.SUPPRESS)

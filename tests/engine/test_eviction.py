@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Decision, Model, decide, fill
+from engine.pool.memory import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Decision, Model, decide, fill
 
 NOW = 100.0
 LATER = NOW - LONGEST_WAIT_SECONDS

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from skipping_loop import SkippingLoop
 
 from engine import Engine, ModelSpec, load_config
-from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS
-from engine.pool.memory import Ledger, MemoryPlan, Share
+from engine.pool.memory import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest, Urgency

@@ -9,8 +9,7 @@ import pytest
 from skipping_loop import SkippingLoop
 
 from engine import EngineDiedError, LoadError, ModelSpec, UnknownModelError, load_config
-from engine.pool.eviction import SWAP_EVERY_SECONDS
-from engine.pool.memory import Ledger, MemoryPlan, Share
+from engine.pool.memory import SWAP_EVERY_SECONDS, Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]
