@@ -46,7 +46,6 @@ from engine.placement.types import CPU_CACHE_GIB, Placed, Plan, Refusal
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
 from engine.pool.records import CompiledModels, keep_source_of_vectors
-from engine.process.spawning import with_variables
 from engine.types import Report, Served
 from engine.voices.catalogue import Voices
 from engine.weights.manifest import is_complete
@@ -507,7 +506,8 @@ class Planned:
     def on_its_gpus(self, spec: ModelSpec) -> contextlib.AbstractContextManager[None]:
         """Have processes that start meanwhile see the model's GPUs only. One model at a time."""
         gpus = ",".join(map(str, self.of(spec.id).gpus))
-        return with_variables({"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {})
+        named = {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
+        return processes.with_variables(named)
 
     def taken(self, spec: ModelSpec, *, is_demo: bool) -> dict[int, int] | None:
         """Return what is taken on a model's devices (blocks for 50 ms); None where that is not to be kept."""

@@ -3,11 +3,14 @@
 Has no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
 """
 
+import ctypes
 import gc
 import importlib
 import logging
 import os
+import signal
 import socket
+import struct
 import sys
 import traceback
 from pathlib import Path
@@ -19,11 +22,11 @@ from engine.errors import EngineError, GenerationError, LoadError
 from engine.placement.hardware import MODEL_VICTIM, offer_to_oom_killer
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, Service, ShutdownRequested, to_frame
-from engine.process.spawning import end_with_maker_of
 
 _log = logging.getLogger("hearth.worker")
 
-PROCESS_NAME = "hearth-worker"
+_PROCESS_NAME = "hearth-worker"
+_PR_SET_PDEATHSIG = 1
 _CHUNK_BYTES = 2**18
 # What libraries make while they are imported stays: to look through it again and again would take a fifth of the time.
 _THRESHOLDS_AT_LOAD = (100_000, 20, 20)
@@ -34,14 +37,27 @@ def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     offer_to_oom_killer(MODEL_VICTIM)
-    end_with_maker_of(end)  # the socket's end comes too late for one that hangs
-    Path("/proc/self/comm").write_text(PROCESS_NAME, encoding="ascii")
+    _end_with_maker_of(end)  # the socket's end comes too late for one that hangs
+    Path("/proc/self/comm").write_text(_PROCESS_NAME, encoding="ascii")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     status = Child(end).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Libraries that are to tidy up a device that is broken hang; the kernel gives back all that we hold.
     os._exit(status)
+
+
+def end_with_starter() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _end_with_maker_of(end: socket.socket) -> None:
+    """Do so, and end now if it has ended already. The starter is the process that made the socket pair of `end`."""
+    end_with_starter()
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    if os.getppid() != struct.unpack("3i", credentials)[0]:
+        os._exit(1)  # it died before the line above
 
 
 class Child:

@@ -9,9 +9,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -24,7 +25,6 @@ from engine.backends import WORKER_ENVIRONMENT, Backend
 from engine.errors import GenerationError, LoadError, NotStartedError, RequestError, engine_died
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, to_frame
-from engine.process.spawning import spawn
 from engine.process.watchdog import Guard, Patience
 from engine.types import Report
 
@@ -35,6 +35,9 @@ CANCEL_SECONDS = 10.0
 _END_SECONDS = 5.0
 # From the end of its socket to the end of a child, which has nothing left to do.
 _EXIT_SECONDS = 2.0
+# oneDNN keeps what it has prepared for a size of its work, 1024 of them if let, at up to a MiB each: enough for all the
+# layers of a diffusion model, and no more.
+_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 _CHUNK_BYTES = 2**18
 # More than a socket's buffer holds. A process that inherited the child's end must not keep us here.
 _MOST_LAST_READS = 64
@@ -221,7 +224,7 @@ class WorkerProcess:
         """
         # What it leaves goes with it. If we are killed too, the next server removes the folder (processes.prepare).
         folder = tempfile.TemporaryDirectory(prefix=f"hearth-{os.getpid()}-worker-", ignore_cleanup_errors=True)
-        worker = cls(*spawn(service, {**(environment or {}), "TMPDIR": folder.name}), patience, folder)
+        worker = cls(*_spawn(service, {**(environment or {}), "TMPDIR": folder.name}), patience, folder)
         try:
             worker._guard.watch()
             worker._channel.send(protocol.Load(service, options))
@@ -377,6 +380,31 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
         nice=NICE_ON_CPU if on_cpu else 0,
         patience=Patience.of(stall_seconds, on_cpu=on_cpu),
     )
+
+
+def _spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+    """Start the child; return it, our end of the socket, and a descriptor that is readable when it ends."""
+    # The child finds modules where we find them, and never in the folder that happens to be the current one.
+    path = [environment.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path)]
+    # Our settings are not for a process that reads other people's files: one is the database's password.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    variables = {**_ENVIRONMENT, **inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    ours, theirs = socket.socketpair()
+    with theirs, ExitStack() as undo:
+        undo.callback(ours.close)
+        child = subprocess.Popen(
+            # The service is named for people who list the processes; the child gets it in a message
+            [sys.executable, "-P", "-m", "engine.process.child", str(theirs.fileno()), service],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=variables,
+            process_group=0,  # Ctrl-C in a terminal reaches the server only
+        )
+        undo.callback(child.wait)
+        undo.callback(child.kill)
+        pid_fd = os.pidfd_open(child.pid)
+        undo.pop_all()
+    return child, ours, pid_fd
 
 
 class WorkerBackend(Backend):

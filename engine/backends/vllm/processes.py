@@ -18,7 +18,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing import forkserver
@@ -34,7 +34,7 @@ import psutil
 from engine.backends.vllm import compat
 from engine.errors import LoadError, StartError
 from engine.placement.hardware import MODEL_VICTIM, offer_to_oom_killer
-from engine.process.spawning import end_with_starter, with_variables
+from engine.process.child import end_with_starter
 
 _T = TypeVar("_T")
 Started: TypeAlias = Callable[[BaseProcess], None]
@@ -172,6 +172,19 @@ def start_own_processes() -> None:
     import vllm.v1.engine.utils as launcher
 
     launcher.get_mp_context = process_context
+
+
+@contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set them while the block runs, for the whole process: one block at a time."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+        for name in variables.keys() - before.keys():
+            del os.environ[name]
 
 
 @contextmanager
