@@ -1,9 +1,9 @@
 """What can go wrong in the engine.
 
 `RequestError` and `UnknownModelError` are the caller's fault; `StartError`, `LoadError` with `ConfigError`
-(engine/config), and `WeightsError` (engine/weights/errors.py) the operator's; after all others the same request may
-work later. Messages are written by us and may be shown to clients: no path, no prompt, no text of a lower library. The
-lower library's error is kept as `__cause__`.
+(engine/config), and `WeightsError` the operator's; after all others the same request may work later. Messages are
+written by us and may be shown to clients: no path, no prompt, no text of a lower library. The lower library's error is
+kept as `__cause__`.
 """
 
 from typing import Any
@@ -90,6 +90,10 @@ class StartError(EngineError):
 
 class LoadError(EngineError):
     """A model cannot be loaded. The message is for the operator and may name files."""
+
+
+class WeightsError(EngineError):
+    """Weights cannot be fetched, checked, copied or removed. The message says what to do, and may name files."""
 
 
 def engine_died(kind: type[EngineDiedError] = EngineDiedError) -> EngineDiedError:

@@ -7,10 +7,14 @@ folder appears by one rename at the end, so what is half there is never loaded.
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,10 +26,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from engine.config.yaml import shown
+from engine.errors import WeightsError
 from engine.files import sync_folder, sync_folders, write_atomically
 from engine.weights import manifest, safety
-from engine.weights.convert import ENDINGS, converted
-from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 
 T = TypeVar("T")
 
@@ -38,6 +41,48 @@ _ATTEMPTS = 6
 _FIRST_ATTEMPTS = 3  # at the list of files, where there is no network
 _PAUSE_GROWS_TO = 30  # times the first one
 _LONGEST_ASKED_SECONDS = 300  # a hub that asks for a longer pause is an error
+_PICKLED = (".pth", ".pt")
+_CONVERSION_SECONDS = 1800
+_NOT_CONVERTED = 3  # as unpickle.py ends
+_UNPICKLE = "engine.backends.tts.unpickle"
+_RESUMES = "What was fetched so far is kept: run the same command again to continue."
+_GATED = """\
+{address} is gated: its owner gives it to people who have accepted the conditions. Do this once:
+  1. Open {address} in a browser, sign in and accept the conditions (some owners take days to answer).
+  2. Make a token that may read gated repositories (Settings, Access Tokens), and set HF_TOKEN=hf_... for
+     this command, or run `.venv/bin/hf auth login`.
+  3. Run the same command again. Or take a model without a gate, or carry the folder from a machine that has
+     it: `hearth weights export` and `import`."""
+_REFUSED_LOGIN = (
+    "{address}: the hub does not know the token. Pick one: 1. set HF_TOKEN to a valid one; 2. unset it and run "
+    "`.venv/bin/hf auth logout`, for models that need none."
+)
+_UNKNOWN = (
+    "There is no {address}, or this machine may not see it. Pick one: 1. correct the name (owner/name); 2. if it is "
+    "private, set HF_TOKEN to a token that may read it."
+)
+_BY_CODE = {
+    "GatedRepo": _GATED,
+    "RevisionNotFound": "{address} has no such revision. Give --revision a commit, branch or tag that its page shows, "
+    "or leave it out for the newest.",
+    "EntryNotFound": "{address} lists a file that it does not have. Try another --revision.",
+}
+_BY_STATUS = {
+    401: _UNKNOWN,
+    404: _UNKNOWN,
+    403: "{address}: access is refused. Give HF_TOKEN a token with the right to read this repository; if a proxy "
+    "refuses, have it let the hub and its storage through.",
+    429: "{address}: the hub has had too many requests from here and asks to come back {when}. {resumes}",
+}
+_OTHER_STATUS = "{address}: the hub answered with status {status}, which Hearth cannot use. {resumes}"
+
+
+class UnreachableError(WeightsError):
+    """The hub cannot be reached, so nothing else can be had from it either."""
+
+
+class _StoppedError(WeightsError):
+    """The operator asked for an end. What was fetched so far is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +96,7 @@ class Wanted:
     again: bool = False
     """Hash what is there and fetch what is damaged, even if the folder looks complete."""
     convert: bool = False
-    """Take pickles where there are no safetensors, and make safetensors of them (convert.py)."""
+    """Take pickles where there are no safetensors, and make safetensors of them."""
     endpoint: str | None = None
     first_pause_seconds: float = 1
     """Before the second attempt; it doubles with each further one."""
@@ -152,7 +197,7 @@ class Pull:
     def missing_bytes(self) -> int:
         missing = [file for file in self.files if manifest.size_problem(self.model, file)]
         begun = [self.parts / file.path for file in missing]
-        made = sum(file.size_bytes for file in self.files if self.convert and file.path.endswith(ENDINGS))
+        made = sum(file.size_bytes for file in self.files if self.convert and file.path.endswith(_PICKLED))
         there = sum(path.stat().st_size for path in begun if path.is_file())
         return sum(file.size_bytes for file in missing) - there + made
 
@@ -165,12 +210,12 @@ class Pull:
             safety.check_loadable(self.model)
             return self._finish()
         except OSError as error:
-            raise disk_error(error, self.target.parent) from error
+            raise manifest.disk_error(error, self.target.parent) from error
 
     def _complete_all(self, report: manifest.Report) -> None:
         def watched(path: str, done: int, size: int) -> None:
             if self.stop.is_set():
-                raise StoppedError("Stopped. What was fetched so far is kept: run the same command again to continue.")
+                raise _StoppedError(f"Stopped. {_RESUMES}")
             report(path, done, size)
 
         # The largest last would have one connection work alone at the end.
@@ -184,7 +229,7 @@ class Pull:
                     self.stop.set()
                 threads.shutdown(wait=False, cancel_futures=True)
         errors = [error for fetch in ended if (error := fetch.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, StoppedError)):
+        for error in sorted(errors, key=lambda error: isinstance(error, _StoppedError)):
             raise error
 
     def _complete(self, file: manifest.ModelFile, report: manifest.Report) -> None:
@@ -298,7 +343,7 @@ def prepared(weights_dir: Path, wanted: Wanted, report: manifest.Report) -> Iter
                 pull.choose(report)
                 yield pull
     except OSError as error:
-        raise disk_error(error, weights_dir) from error
+        raise manifest.disk_error(error, weights_dir) from error
 
 
 def check_room(weights_dir: Path, pulls: Iterable[Pull]) -> None:
@@ -339,6 +384,45 @@ def _there(weights_dir: Path, wanted: Wanted) -> manifest.Manifest | None:
             f"remove {wanted.folder}` first."
         )
     return found
+
+
+def converted(folder: Path, files: tuple[manifest.ModelFile, ...]) -> tuple[manifest.ModelFile, ...]:
+    """Make safetensors of the pickles among `files`; return what is there then. Raises `WeightsError`, `OSError`.
+
+    A process of its own does that, with which nothing is lost; it installs nothing.
+    """
+    pickles = [file.path for file in files if file.path.endswith(_PICKLED)]
+    # -I: no module from elsewhere; -B: not even compiled code is written beside the packages.
+    command = [sys.executable, "-I", "-B", "-m", _UNPICKLE, str(folder)]
+    with tempfile.TemporaryDirectory() as home:
+        environment = {"PATH": os.environ.get("PATH", ""), "HOME": home, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd=home,
+                input=json.dumps({name: _as_safetensors(name) for name in pickles}).encode(),
+                capture_output=True,
+                timeout=_CONVERSION_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise WeightsError(f"{pickles[0]} could not be converted within {_CONVERSION_SECONDS} s.") from error
+    said = done.stdout.decode(errors="replace").strip()
+    if done.returncode == _NOT_CONVERTED and said.isdigit():
+        raise OSError(int(said), os.strerror(int(said)))
+    if done.returncode == _NOT_CONVERTED and said in pickles:
+        raise WeightsError(f"{said} has more than tensors, so it could run code, and is refused.")
+    if done.returncode != 0:
+        why = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        raise WeightsError(f"The pickles could not be converted ({why}). Is there enough memory? Try again.")
+    kept = [file for file in files if not file.path.endswith(_PICKLED)]
+    made = [(path, folder / path) for path in map(_as_safetensors, pickles)]
+    return (*kept, *(manifest.ModelFile(path=path, size_bytes=place.stat().st_size) for path, place in made))
+
+
+def _as_safetensors(name: str) -> str:
+    return f"{name.rpartition('.')[0]}.safetensors"
 
 
 class _Hub:
@@ -440,10 +524,10 @@ class _Hub:
                 lasts = lasts or (answer is not None and answer.status_code not in _TRANSIENT)
                 if lasts or too_often or seconds > _LONGEST_ASKED_SECONDS:
                     if answer is None:
-                        raise unreachable(self._endpoint, error) from error
-                    raise refused(self._address, answer.status_code, answer.headers) from error
+                        raise _unreachable(self._endpoint, error) from error
+                    raise _refused(self._address, answer.status_code, answer.headers) from error
                 if self._stop.wait(seconds):
-                    raise StoppedError("Stopped.") from error
+                    raise _StoppedError("Stopped.") from error
 
 
 def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[manifest.ModelFile, ...]:
@@ -490,4 +574,27 @@ def _wrong_size(file: manifest.ModelFile, found: str) -> WeightsError:
     return WeightsError(
         f"{file.path} has {found} bytes on the server, but {file.size_bytes} in its list of files. Try again later; if "
         "it stays so, HF_ENDPOINT names a mirror that is broken."
+    )
+
+
+def _refused(address: str, status: int, headers: Mapping[str, str]) -> WeightsError:
+    """Say why `address`, a repository's page, was answered with this status."""
+    meaning = _BY_CODE.get(headers.get("x-error-code", "")) or _BY_STATUS.get(status, _OTHER_STATUS)
+    if status == 401 and headers.get("x-error-message", "").startswith("Invalid credentials"):
+        meaning = _REFUSED_LOGIN
+    asked = headers.get("retry-after", "")
+    when = f"in {asked} seconds" if asked.isdecimal() else "later"
+    return WeightsError(meaning.format(address=address, status=status, when=when, resumes=_RESUMES))
+
+
+def _unreachable(endpoint: str, error: Exception) -> UnreachableError:
+    """Say what can be done when there was no answer, or none to the end."""
+    if isinstance(error, ConnectionError):  # huggingface_hub's own: HF_HUB_OFFLINE
+        return UnreachableError("HF_HUB_OFFLINE is set, so nothing is fetched. Unset it for this command.")
+    untrusted = "CERTIFICATE_VERIFY" in str(error)
+    why = "the server's certificate is not trusted" if untrusted else type(error).__name__
+    return UnreachableError(
+        f"{endpoint} cannot be reached, or the connection breaks again and again ({why}). {_RESUMES} If it stays so, "
+        "pick one: 1. HTTPS_PROXY names your proxy, SSL_CERT_FILE its certificate; 2. HF_ENDPOINT names a mirror; "
+        "3. pull on a machine that reaches it and carry the folder here: `hearth weights export` and `import`."
     )

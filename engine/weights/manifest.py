@@ -1,9 +1,10 @@
 """`hearth-manifest.json` in a model's folder: where it came from, and size and SHA-256 of every file. Written last.
 
 Before that there is a `Listing`: the files that a hub or a folder says it has, kept beside an unfinished download.
-Here too is how a folder is compared with its manifest.
+Here too is how a folder is compared with its manifest, and what is said of a disk that fails meanwhile.
 """
 
+import errno
 import hashlib
 import stat
 from collections.abc import Callable
@@ -13,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from engine.config.messages import Spec
+from engine.errors import WeightsError
 from engine.files import write_atomically
-from engine.weights.errors import WeightsError, disk_error
 from engine.weights.safety import COMMIT, REPOSITORY, is_plain
 
 MANIFEST = "hearth-manifest.json"
@@ -171,3 +172,24 @@ def new_hash(file: ModelFile) -> Any:
 def is_right(file: ModelFile, fed: Any) -> bool:
     """Whether what was fed to a `new_hash` is the file's content."""
     return bool(fed.hexdigest() == (file.sha256 or file.git_sha1))
+
+
+def disk_error(error: OSError, place: Path) -> WeightsError:
+    """Say what the operating system has against reading or writing below `place`."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return WeightsError(
+            f"The disk of {place} is full. What was fetched so far is kept: free some space (`hearth weights list` "
+            "shows what lies there), then run the same command again."
+        )
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return WeightsError(
+            f"{error.filename or place} cannot be written or read by this user. Run the command as the owner of "
+            f"{place}, or change the owner."
+        )
+    if error.errno == errno.EXDEV:
+        return WeightsError(
+            f"{place} is spread over two file systems, so a finished folder cannot appear in it at once. Have the "
+            "whole weights directory on one file system."
+        )
+    where = f" ({error.filename})" if error.filename else ""
+    return WeightsError(f"{place} cannot be used: {error.strerror or 'input/output error'}{where}.")

@@ -17,8 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine.config.messages import Folder
 from engine.config.yaml import shown
-from engine.errors import LoadError
-from engine.weights.errors import WeightsError
+from engine.errors import LoadError, WeightsError
 
 REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 COMMIT = r"^[0-9a-f]{40}$"

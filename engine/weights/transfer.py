@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engine.errors import WeightsError
 from engine.weights import manifest
 from engine.weights.download import FOLDER, Part, Pull, check_room, locked
-from engine.weights.errors import WeightsError, disk_error
 from engine.weights.safety import check_folder_name, is_there, may_be_carried
 
 State = Literal["complete", "damaged", "own", "partial"]
@@ -98,7 +98,7 @@ def carry(source: Path, root: Path, name: str, report: manifest.Report) -> tuple
             check_room(root, [pull])
             return pull.run(report), True
     except OSError as error:
-        raise disk_error(error, root) from error
+        raise manifest.disk_error(error, root) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def local_folders(weights_dir: Path) -> list[LocalFolder]:
     try:
         return sorted([*_folders(weights_dir), *_unfinished(weights_dir)], key=lambda one: (one.folder, one.state))
     except OSError as error:
-        raise disk_error(error, weights_dir) from error
+        raise manifest.disk_error(error, weights_dir) from error
 
 
 def remove(weights_dir: Path, folder: str) -> int:
@@ -139,7 +139,7 @@ def remove(weights_dir: Path, folder: str) -> int:
             shutil.rmtree(pull.model, ignore_errors=True)
             shutil.rmtree(pull.parts, ignore_errors=True)
     except OSError as error:
-        raise disk_error(error, weights_dir) from error
+        raise manifest.disk_error(error, weights_dir) from error
     return size
 
 

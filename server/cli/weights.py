@@ -23,13 +23,12 @@ from rich.progress import TransferSpeedColumn as SpeedColumn
 from engine.config import Config, load_config
 from engine.config.messages import near_miss
 from engine.config.models import VariantSpec
-from engine.errors import EngineError
+from engine.errors import EngineError, WeightsError
 from engine.placement.hardware import Hardware
 from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Plan, Refusal
-from engine.weights.download import Pull, Wanted, check_room, prepared
-from engine.weights.errors import UnreachableError, WeightsError
+from engine.weights.download import Pull, UnreachableError, Wanted, check_room, prepared
 from engine.weights.manifest import MANIFEST, Manifest, Report, required_manifest, silent, verify
 from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove

@@ -1,4 +1,4 @@
-"""`python -m engine.backends.tts.unpickle FOLDER`: makes safetensors of pickled tensors, for weights/convert.py.
+"""`python -m engine.backends.tts.unpickle FOLDER`: makes safetensors of pickled tensors, for weights/download.py.
 
 `torch.load(weights_only=True)` knows tensors and nothing else. Says on stdout what it refuses, or the number of the
 system's error, and ends with status 3.

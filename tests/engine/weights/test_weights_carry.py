@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, model_files
 
-from engine.errors import EngineError, LoadError
-from engine.weights.errors import WeightsError
+from engine.errors import EngineError, LoadError, WeightsError
 from engine.weights.manifest import MANIFEST, Manifest, ModelFile, is_complete, read_manifest, verify, write_manifest
 from engine.weights.transfer import carry, found_below, local_folders, remove
 

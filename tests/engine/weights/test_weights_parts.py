@@ -12,8 +12,8 @@ from hub_server import COMMIT, HubServer
 from huggingface_hub.errors import HfHubHTTPError
 from weight_parts import hub_here
 
+from engine.errors import WeightsError
 from engine.weights.download import Part, Wanted, _Hub, _range, locked
-from engine.weights.errors import WeightsError
 from engine.weights.manifest import Listing, ModelFile
 
 CONTENT = bytes(range(200))

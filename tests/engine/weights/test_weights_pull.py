@@ -21,8 +21,8 @@ from weight_parts import (
     wanted,
 )
 
+from engine.errors import WeightsError
 from engine.weights.download import Pull, Wanted, prepared
-from engine.weights.errors import WeightsError
 from engine.weights.manifest import is_complete, read_manifest, verify
 
 

@@ -12,7 +12,7 @@ from tiny_kokoro import CONFIG, STYLE, kokoro_files, random_weights
 
 from engine.backends.tts.kokoro_net import Kokoro, load_weights
 from engine.errors import LoadError
-from engine.weights.convert import converted
+from engine.weights.download import converted
 from engine.weights.manifest import ModelFile
 
 pytest.importorskip("espeakng_loader", reason="set up with --no-espeak")
