@@ -30,7 +30,7 @@ from engine.errors import LoadError
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.types import CPU_CACHE_GIB, Device, KvCache, Need
-from engine.weights.adapters import LoraAdapter, room_bytes
+from engine.weights.layouts import LoraAdapter, room_bytes
 from engine.weights.manifest import is_complete
 
 FILE_NAME = "footprints.json"

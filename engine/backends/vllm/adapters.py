@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from engine.backends.vllm import processes
 from engine.errors import LoadError
-from engine.weights.adapters import LoraAdapter, room_for_rank
+from engine.weights.layouts import LoraAdapter, room_for_rank
 
 _log = logging.getLogger("hearth.vllm")
 

@@ -20,7 +20,7 @@ from engine.config import EmbeddingModelSpec, PoolingModelSpec
 from engine.errors import ContextLengthError, LoadError, RequestError
 from engine.stream import PoolingStream, Stream
 from engine.types import EmbeddingRequest, Pooled, PoolingRequest, RerankRequest, Urgency
-from engine.weights.vectors import VectorLayout, check_pooling_folder, read_layout
+from engine.weights.layouts import VectorLayout, check_pooling_folder, read_layout
 
 if TYPE_CHECKING:
     from torch import Tensor

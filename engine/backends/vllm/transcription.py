@@ -24,7 +24,7 @@ from engine.sound.reading import SoundFile
 from engine.sound.types import RATE_HZ, Piece
 from engine.stream import Stream, TranscriptionStream
 from engine.types import Segment, TranscriptionRequest, Urgency
-from engine.weights.speech import WhisperFolder
+from engine.weights.layouts import WhisperFolder
 
 _FILES = 8  # that are read at the same time
 _AT_ONCE = 2  # pieces of one file

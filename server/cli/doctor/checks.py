@@ -26,12 +26,10 @@ from engine.placement.plan import DEMO_OF_TASK
 from engine.placement.report import gib, use_line
 from engine.placement.types import Plan, Refusal
 from engine.voices.catalogue import Catalogue, Voices
-from engine.weights.adapters import LoraAdapter
+from engine.weights.layouts import LoraAdapter, WhisperFolder, check_pooling_folder, read_layout
 from engine.weights.manifest import is_complete, required_manifest
 from engine.weights.safety import check_chat_folder, check_pipeline_folder
-from engine.weights.speech import WhisperFolder
 from engine.weights.transfer import local_folders
-from engine.weights.vectors import check_pooling_folder, read_layout
 from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
 from server.cli.weights import verified

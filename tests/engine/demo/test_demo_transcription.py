@@ -6,7 +6,7 @@ from demo_models.transcription.sentences import PROMISED, WORDS, fixed_sentences
 from manifest_parts import problems
 
 from engine.demo import weights_dir
-from engine.weights.speech import WhisperFolder
+from engine.weights.layouts import WhisperFolder
 
 
 def test_the_weights_fit_the_recipe_that_is_in_the_repository():

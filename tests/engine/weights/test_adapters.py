@@ -15,7 +15,7 @@ from engine.placement.hardware import GIB, imagined
 from engine.placement.needs import own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Plan
-from engine.weights.adapters import LoraAdapter, room_bytes
+from engine.weights.layouts import LoraAdapter, room_bytes
 
 NUMBERS = LAYERS * sum(sum(size) for size in SIZES.values())
 

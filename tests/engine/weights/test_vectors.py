@@ -9,8 +9,8 @@ import pytest
 
 from engine.demo import weights_dir
 from engine.errors import LoadError
+from engine.weights.layouts import VectorLayout, check_pooling_folder, read_layout
 from engine.weights.safety import chosen
-from engine.weights.vectors import VectorLayout, check_pooling_folder, read_layout
 
 KIND = "sentence_transformers.models"
 
