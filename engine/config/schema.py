@@ -17,8 +17,8 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
-from engine.config import cluster, models
-from engine.config.cluster import RoleSpec
+from engine import config
+from engine.config import RoleSpec, models
 from engine.config.messages import Id, Spec
 from engine.config.models import SPEC_BY_TASK, Entry, TierSpec
 
@@ -47,7 +47,7 @@ def _helps() -> dict[str, dict[str, str]]:
     """The strings under the fields, of each class. pydantic could read them too, at every start of every program."""
     classes = [
         part
-        for module in (models, cluster, sys.modules[__name__])
+        for module in (models, config, sys.modules[__name__])
         for part in ast.parse(inspect.getsource(module)).body
         if isinstance(part, ast.ClassDef)
     ]

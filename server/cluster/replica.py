@@ -23,7 +23,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from engine import Config, EngineError, ModelSpec, load_config
-from engine.config.cluster import RoleSpec
+from engine.config import RoleSpec
 from engine.config.models import ChatModelSpec
 from engine.stream import Stream
 from engine.types import SETTLED
