@@ -13,7 +13,7 @@ from PIL import Image
 from test_image_model import images, largest_difference, load, made, request
 from tiny_pipelines import save
 
-from engine.backends.diffusers.edits import check_edit, prepared, weight_of
+from engine.backends.diffusers.model import ImageModel, check_edit, prepared, weight_of
 from engine.errors import RequestError, UnsupportedCapabilityError
 from engine.types import EditRequest, FinishedImage, ImageProgress
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from engine.backends.diffusers.model import ImageModel
     from engine.types import Edit
 
 FAMILIES = ("z_image", "sdxl", "qwen_image", "flux2_klein")
