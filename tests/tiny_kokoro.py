@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.backends.tts.kokoro_net import Kokoro
+from engine.backends.tts.kokoro import Kokoro
 
 STYLES, STYLE = 510, 16
 CONFIG: dict[str, Any] = {

@@ -10,13 +10,12 @@ import torch
 from speech_booth import Booth
 from tiny_kokoro import CONFIG, STYLE, kokoro_files, random_weights
 
-from engine.backends.tts.kokoro_net import Kokoro, load_weights
+from engine.backends.tts.kokoro import Kokoro, load, load_weights, phonemes
 from engine.errors import LoadError
 from engine.weights.download import converted
 from engine.weights.manifest import ModelFile
 
 pytest.importorskip("espeakng_loader", reason="set up with --no-espeak")
-from engine.backends.tts.kokoro import load, phonemes  # needs that package
 
 VOICE: dict[str, Any] = {"family": "kokoro", "speaker": "af_heart"}
 # The package kokoro 0.9.4 made these of the same weights, style, numbers and seed (KModel.forward_with_tokens; every

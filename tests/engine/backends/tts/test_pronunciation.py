@@ -11,8 +11,7 @@ from espeak_parts import TEXTS, folder_of
 
 pytest.importorskip("espeakng_loader", reason="set up with --no-espeak")
 
-from engine.backends.tts import pronunciation
-from engine.backends.tts.espeak_ng import library
+from engine.backends.tts import espeak
 from engine.backends.tts.service import loaded
 from engine.voices.text import speakable
 
@@ -22,9 +21,9 @@ CALLED: dict[str, dict[str, str]] = yaml.safe_load((WORDS / "called.yaml").read_
 
 
 def phonemes(language: str, text: str) -> str:
-    espeak = library()
-    espeak.choose(language, ())
-    said = espeak.phonemes(loaded("espeak", folder_of(language)).sayable(text))
+    library = espeak.library()
+    library.choose(language, ())
+    said = library.phonemes(loaded("espeak", folder_of(language)).sayable(text))
     for sign, meant in (CALLED["all"] | CALLED[language]).items():
         said = said.replace(sign, meant)
     return said
@@ -54,7 +53,7 @@ def test_every_word_of_a_text_is_heard(language: str):
             assert len(phonemes(language, piece.text).split()) >= len(words) - 1
 
 
-@pytest.mark.parametrize("language", pronunciation.LANGUAGES)
+@pytest.mark.parametrize("language", espeak.LANGUAGES)
 def test_every_letter_of_a_language_has_a_sound(language: str):
     letters = "abcdefghijklmnopqrstuvwxyz" if language in {"so", "om"} else map(chr, range(0x1200, 0x1358))
     for letter in letters:
