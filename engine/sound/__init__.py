@@ -1,1 +1,35 @@
-"""Sound in requests: decoded in a process of its own, without its silence, in pieces that a model can hear."""
+"""Sound in requests: decoded in a process of its own, without its silence, in pieces that a model can hear.
+
+Here is what both processes say to each other about a file: reading.py is the server's side, service.py the other.
+"""
+
+import msgspec
+
+RATE_HZ = 16_000
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """`samples` are 16-bit numbers in the machine's order, beginning `start` seconds into the file."""
+
+    start: float
+    samples: bytes
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / 2 / RATE_HZ
+
+
+class SoundOptions(msgspec.Struct, frozen=True):
+    """The file, and how long a piece, and all of it, may be."""
+
+    path: str
+    piece_seconds: float
+    most_seconds: float
+
+
+class SoundEvent(msgspec.Struct, frozen=True):
+    """The next piece, if there was one, and how much of the sound has been read. The last is `complete`."""
+
+    seconds: float
+    piece: Piece | None = None
+    complete: bool = False

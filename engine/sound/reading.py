@@ -8,7 +8,7 @@ import msgspec
 
 from engine.errors import EngineDiedError, LoadError, RequestError
 from engine.process.parent import NICE_ON_CPU, WorkerDiedError, WorkerProcess
-from engine.sound.types import Piece, SoundEvent, SoundOptions
+from engine.sound import Piece, SoundEvent, SoundOptions
 
 _SERVICE = "engine.sound.service:open_service"
 _OPEN_SECONDS = 60.0

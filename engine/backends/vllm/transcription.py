@@ -20,8 +20,8 @@ from engine.backends import together
 from engine.backends.vllm.engine import WARM_UP, EngineWatch, Launch, VllmAuxiliary, auxiliary_arguments, starting
 from engine.config import TranscriptionModelSpec
 from engine.errors import GenerationError, LoadError, RequestError
+from engine.sound import RATE_HZ, Piece
 from engine.sound.reading import SoundFile
-from engine.sound.types import RATE_HZ, Piece
 from engine.stream import Stream, TranscriptionStream
 from engine.types import Segment, TranscriptionRequest, Urgency
 from engine.weights.layouts import WhisperFolder

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sound.pieces import Cutter
-from engine.sound.types import RATE_HZ, Piece
+from engine.sound import RATE_HZ, Piece
+from engine.sound.service import Cutter
 
 
 def tone(seconds: float, level: float = 0.1) -> NDArray[np.int16]:

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
+from engine.sound import Piece
 from engine.sound.reading import SoundFile
-from engine.sound.types import Piece
 
 RATE = 22_050
 CODECS = {"flac": "flac", "ogg": "libopus", "mp3": "libmp3lame", "m4a": "aac", "webm": "libopus"}
