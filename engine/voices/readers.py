@@ -7,10 +7,9 @@ import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 from engine.config.yaml import shown
-from engine.voices.espeak import LIMIT_BYTES, read_voice_file
 from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code
 from engine.voices.types import Gender, Quality
@@ -289,8 +288,28 @@ def _omnivoice_speaker(instruction: str, language: str | None) -> Speaker | None
     return Speaker(speaker=f"{of}{', '.join(attributes)}", slug=slug, gender=gender, language=language)
 
 
-# eSpeak NG: config.json says the language, and each file of voices/ is a voice in eSpeak NG's own form.
+# eSpeak NG: config.json says the language, and each file of voices/ is a voice in eSpeak NG's own form. Its own parser,
+# in C, never sees a file of a model folder, only lines that were checked here: known keys, numbers within bounds.
+# Source of the keys: docs/voices.md of eSpeak NG 1.52.
 _ESPEAK_TYPE, _ESPEAK_RATE = "espeak-ng", 22_050
+VOICE_FILE_BYTES = 4096
+# Of each key: how few and how many numbers stand behind it, the lowest and the highest.
+_ESPEAK_NUMBERS = {
+    "pitch": (2, 2, 30, 500),
+    "formant": (2, 5, -500, 500),
+    "tone": (2, 8, 0, 8000),
+    "flutter": (1, 1, 0, 100),
+    "roughness": (1, 1, 0, 7),
+    "voicing": (1, 1, 0, 200),
+    "consonants": (1, 2, 0, 200),
+    "breath": (1, 8, 0, 200),
+    "breathw": (1, 8, 0, 1000),
+    "echo": (2, 2, 0, 250),
+    "speed": (1, 1, 50, 200),
+    "stressAdd": (1, 8, -200, 200),
+    "stressAmp": (1, 8, 0, 60),
+}
+_ESPEAK_NUMBER = re.compile(r"-?[0-9]{1,5}")
 
 
 def _read_espeak(folder: ModelFolder) -> ModelFacts | None:
@@ -307,11 +326,53 @@ def _read_espeak(folder: ModelFolder) -> ModelFacts | None:
 
 def _espeak_speaker(folder: ModelFolder, stem: str, language: str | None) -> Speaker:
     try:
-        content = folder.read(f"voices/{stem}", limit_bytes=LIMIT_BYTES) or b""
+        content = folder.read(f"voices/{stem}", limit_bytes=VOICE_FILE_BYTES) or b""
         found = read_voice_file(content.decode("utf-8", "replace"))
     except MetadataError as error:
         return Speaker(speaker=stem, slug=_slug(stem), language=language, problem=f"voices/{shown(stem)}: {error}")
     return Speaker(speaker=stem, slug=_slug(stem), name=found.name, gender=found.gender, language=language)
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceFile:
+    """What a voice file says. `sound`: the lines that make its sound, checked."""
+
+    name: str | None
+    gender: Gender | None
+    sound: tuple[str, ...]
+
+
+def read_voice_file(text: str) -> VoiceFile:
+    """Read a voice file; `//` begins a comment, the model says the language. Raises `MetadataError` with the line."""
+    said: dict[str, str] = {}
+    sound: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        key, _, value = " ".join(line.partition("//")[0].split()).partition(" ")
+        if key in {"name", "gender", "language"} and value:
+            said.setdefault(key, value)
+        elif key in _ESPEAK_NUMBERS:
+            sound.append(f"{key} {_espeak_numbers(key, value, number)}")
+        elif key:
+            known = ", ".join(("name", "language", "gender", *_ESPEAK_NUMBERS))
+            raise MetadataError(f"line {number}: the key {shown(key)} is not read here; {known} are")
+    gender = said.get("gender", "").partition(" ")[0]  # an age may follow
+    return VoiceFile(
+        name=said.get("name"),
+        gender=cast("Gender", gender) if gender in get_args(Gender) else None,
+        sound=tuple(sound),
+    )
+
+
+def _espeak_numbers(key: str, value: str, line: int) -> str:
+    few, many, low, high = _ESPEAK_NUMBERS[key]
+    words = value.split()
+    good = few <= len(words) <= many and all(
+        _ESPEAK_NUMBER.fullmatch(word) and low <= int(word) <= high for word in words
+    )
+    if not good:
+        count = few if few == many else f"{few} to {many}"
+        raise MetadataError(f"line {line}: {key} takes {count} whole numbers from {low} to {high}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

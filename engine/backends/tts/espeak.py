@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from engine.backends.tts import only_of
 from engine.backends.tts.sound import gain, stretch
 from engine.errors import GenerationError, LoadError
-from engine.voices.espeak import LIMIT_BYTES, read_voice_file
 from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code, language_name
 from engine.voices.numbers import spell_numbers
+from engine.voices.readers import VOICE_FILE_BYTES, read_voice_file
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class EspeakSpeech:
 
     def _read_voice(self, name: str) -> tuple[str, ...]:
         try:
-            content = self._folder.read(f"voices/{name}", limit_bytes=LIMIT_BYTES)
+            content = self._folder.read(f"voices/{name}", limit_bytes=VOICE_FILE_BYTES)
             found = None if content is None else read_voice_file(content.decode("utf-8", "replace"))
         except MetadataError as error:
             raise LoadError(f"{self._folder.name}: {error}.") from error

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from engine.voices.numbers import LANGUAGES
-from engine.voices.signs import spell_signs
-from engine.voices.text import speakable
+from engine.voices.text import speakable, spell_signs
 
 SAID = {
     "en": {
