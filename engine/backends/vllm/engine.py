@@ -12,15 +12,11 @@ import contextlib
 import io
 import logging
 import math
-import os
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from PIL import Image
 from prometheus_client import CollectorRegistry
@@ -28,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from engine.admission import Admission, KvGroup, Room
 from engine.backends import Backend
 from engine.backends.vllm import compat, processes
-from engine.backends.vllm.adapters import Adapters
+from engine.backends.vllm.processes import EngineWatch, end_engine, processes_of
 from engine.config import AuxiliaryModelSpec, ChatModelSpec
 from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
@@ -36,9 +32,10 @@ from engine.media import Pictures
 from engine.placement.hardware import read_hardware
 from engine.placement.types import CPU_CACHE_GIB
 from engine.process.parent import NICE_ON_CPU, give_way
-from engine.process.watchdog import Guard, Patience
+from engine.process.watchdog import Patience
 from engine.stream import TokenStream, fold
 from engine.types import ChatRequest, Report, TextRequest
+from engine.weights.layouts import LoraAdapter, room_for_rank
 from engine.weights.safety import check_chat_folder, read_config
 
 if TYPE_CHECKING:
@@ -49,11 +46,6 @@ _log = logging.getLogger("hearth.vllm")
 SpecT = TypeVar("SpecT", bound=ChatModelSpec | AuxiliaryModelSpec)
 AuxiliaryT = TypeVar("AuxiliaryT", bound=AuxiliaryModelSpec)
 
-# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
-_CLOSING_SECONDS = 30.0
-_POLL_SECONDS = 0.02
-# Its thread that watches the processes checks every second whether it is to end, and their descriptors meanwhile.
-_WATCHED_SECONDS = 2.0
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
 WARM_UP = "one two three four five six seven eight nine ten " * 4
 # Of one picture, as a chat model sees it: 4,096 tokens of Qwen's.
@@ -234,7 +226,7 @@ class VllmChat(VllmEngine[ChatModelSpec]):
     ) -> VllmChat:
         """Start the engine, check what models.yaml claims, and answer one warm-up prompt. Raises like `starting`."""
         await asyncio.to_thread(check_chat_folder, launch.weights)
-        adapters = await asyncio.to_thread(Adapters.read, launch.adapters, launch.weights)
+        adapters = await asyncio.to_thread(_Adapters.read, launch.adapters, launch.weights)
         async with starting(launch, lambda: engine_arguments(launch) | adapters.arguments()) as (engine, watch):
             launch.report("checking the chat template", 0.8)
             groups = await _kv_groups(engine)
@@ -309,6 +301,61 @@ class VllmChat(VllmEngine[ChatModelSpec]):
         await fold(stream)
 
 
+@dataclass(frozen=True, slots=True)
+class _Adapters:
+    """LoRA adapters of one engine: checked before it starts, loaded once it has, kept in memory all of them.
+
+    By the names of their models. One that cannot be used is refused alone, and `refused` says why: its base and the
+    others answer.
+    """
+
+    usable: Mapping[str, LoraAdapter]
+    refused: dict[str, str]
+
+    @classmethod
+    def read(cls, folders: Mapping[str, Path], base: Path) -> Self:
+        """Check each folder, and that it was made for the model in `base`. Blocks."""
+        usable, refused = {}, {}
+        for name, folder in folders.items():
+            try:
+                adapter = LoraAdapter.read(folder)
+                adapter.check_base(base)
+                usable[name] = adapter
+            except LoadError as error:
+                refused[name] = error.message
+                _log.error("%s cannot be served: %s", name, error.message)
+        return cls(usable, refused)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's arguments that keep room for them."""
+        if not self.usable:
+            return {}
+        # vLLM's CPU kernels add the last place to what is asked of the base beside an adapter: there it stays empty
+        empty = int(processes.runs_on_cpu())
+        return {
+            "enable_lora": True,
+            "max_loras": len(self.usable) + empty,
+            "max_lora_rank": room_for_rank(max(one.rank for one in self.usable.values())),
+            "lora_target_modules": sorted({name for one in self.usable.values() for name in one.targets}),
+        }
+
+    async def loaded(self, engine: Any) -> dict[str, Any]:
+        """Load them into a started engine; return vLLM's request for each, None for one that it refuses."""
+        from vllm.lora.request import LoRARequest
+
+        found: dict[str, Any] = dict.fromkeys(self.refused)
+        for number, (name, adapter) in enumerate(self.usable.items(), 1):
+            request = LoRARequest(name, number, str(adapter.folder.resolve()))
+            try:
+                await engine.add_lora(request)
+                found[name] = request
+            except Exception as error:  # noqa: BLE001  # whatever vLLM does not like about its tensors
+                self.refused[name] = f"vLLM does not load it: {next(iter(str(error).splitlines()), '')[:300]}"
+                _log.error("%s cannot be served: %s", name, self.refused[name])
+                found[name] = None
+        return found
+
+
 async def _kv_groups(engine: Any) -> tuple[KvGroup, ...]:
     """Ask the core for the groups of its KV cache. Empty where this version of vLLM does not say."""
     if not await asyncio.to_thread(compat.fits, "kv groups"):
@@ -336,101 +383,6 @@ def _white_picture() -> str:
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "white").save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-class EngineWatch:
-    """For one engine, from before its start to its end. Belongs to the event loop, but for `started`."""
-
-    def __init__(self, model: str, patience: Patience | None) -> None:
-        self._model = model
-        self._processes: list[BaseProcess] = []
-        self._sentinels: list[int] = []
-        self._call: Callable[[], None] = self.end
-        self.ended = False
-        self.guard = Guard(patience, self.pids, self._on_hang)
-        self.guard.watch()
-
-    def started(self, process: BaseProcess) -> None:
-        """Take on a process that is loading. From any thread."""
-        self._processes.append(process)
-
-    def on_exit(self, call: Callable[[], None]) -> None:
-        """Call this once, at the moment at which a process exits, or hangs and was killed for it."""
-        self._call = call
-        loop = asyncio.get_running_loop()
-        for process in self._processes:
-            sentinel = os.dup(process.sentinel)  # vLLM closes its own while we still watch
-            self._sentinels.append(sentinel)
-            loop.add_reader(sentinel, self._exited)
-
-    def end(self) -> None:
-        """Watch no more. Safe to call twice."""
-        self.ended = True
-        self.guard.end()
-        loop = asyncio.get_running_loop()
-        for sentinel in self._sentinels:
-            loop.remove_reader(sentinel)
-            os.close(sentinel)
-        self._sentinels.clear()
-
-    def kill(self) -> None:
-        self.guard.end()
-        for process in self._processes:
-            with contextlib.suppress(ValueError):  # already closed
-                process.kill()
-
-    def pids(self) -> list[int]:
-        """Return the processes there are of it, without their children."""
-        found = []
-        for process in list(self._processes):
-            with contextlib.suppress(ValueError):  # it has ended, and is closed
-                found += [process.pid] if process.pid else []
-        return found
-
-    def _on_hang(self, how: str) -> None:
-        _log.error("%s: its engine process does not respond and is killed: %s.", self._model, how)
-        self.kill()
-        self._exited()  # not left to the kernel: a process whose driver hangs does not even die of a kill
-
-    def _exited(self) -> None:
-        self.end()
-        self._call()
-
-
-def end_engine(engine: Any, timeout_seconds: float) -> None:
-    """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
-
-    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector, which does not look at those of
-    the first engine again (server/serve.py).
-    """
-    engine.shutdown(timeout=timeout_seconds)
-    with compat.guarded("end"):
-        resources = engine.engine_core.resources
-        # By their ending: releases of vLLM have called them differently.
-        sockets = [each for name, each in vars(resources).items() if name.endswith("_socket") and each is not None]
-        close = partial(_close, resources.ctx, sockets, processes_of(engine))
-        # A daemon that is not joined: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
-        threading.Thread(target=close, name="vllm-end", daemon=True).start()
-
-
-def processes_of(engine: Any) -> list[BaseProcess]:
-    with compat.guarded("end"):
-        manager = engine.engine_core.resources.engine_manager
-        return [] if manager is None else list(manager.processes)
-    return []
-
-
-def _close(context: Any, sockets: list[Any], children: Iterable[BaseProcess]) -> None:
-    time.sleep(_WATCHED_SECONDS)
-    for process in children:
-        with contextlib.suppress(ValueError):  # it still runs, or vLLM has closed it
-            process.close()
-    deadline = time.monotonic() + _CLOSING_SECONDS
-    while not all(socket.closed for socket in sockets):
-        if time.monotonic() > deadline:
-            return  # left to the garbage collector, like vLLM does
-        time.sleep(_POLL_SECONDS)
-    context.destroy(linger=0)
 
 
 def start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]) -> Any:

@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from engine.backends import together
-from engine.backends.vllm.engine import WARM_UP, EngineWatch, Launch, VllmAuxiliary, auxiliary_arguments, starting
+from engine.backends.vllm.engine import WARM_UP, Launch, VllmAuxiliary, auxiliary_arguments, starting
+from engine.backends.vllm.processes import EngineWatch
 from engine.config import EmbeddingModelSpec, PoolingModelSpec
 from engine.errors import ContextLengthError, LoadError, RequestError
 from engine.stream import PoolingStream, Stream

@@ -1,4 +1,4 @@
-"""How vLLM's processes are started: environment, starter threads, and on a CPU a fork server that has imported vLLM.
+"""vLLM's processes: how they are started, watched and ended. On a CPU a fork server that has imported vLLM makes them.
 
 vLLM changes `os.environ` whenever it builds a configuration: that happens under `CONFIG_LOCK`, one engine at a time.
 """
@@ -18,9 +18,11 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
@@ -35,6 +37,7 @@ from engine.backends.vllm import compat
 from engine.errors import LoadError, StartError
 from engine.placement.hardware import MODEL_VICTIM, offer_to_oom_killer
 from engine.process.child import end_with_starter
+from engine.process.watchdog import Guard, Patience
 
 _T = TypeVar("_T")
 Started: TypeAlias = Callable[[BaseProcess], None]
@@ -58,6 +61,11 @@ _PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+([^\s/'\"]*)")
 _phases: Connection | None = None  # of an engine's process: where it says what it does
 _fork_server_pid: int | None = None  # in the fork server and in the engines that it has forked
 _starts: list[None] = []  # one for each engine that is starting at this moment, on any thread
+# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
+_CLOSING_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+# Its thread that watches the processes checks every second whether it is to end, and their descriptors meanwhile.
+_WATCHED_SECONDS = 2.0
 
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
 FORK_SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
@@ -371,6 +379,101 @@ class StarterThread:
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001  # raised in `run`
                 future.set_exception(error)
+
+
+class EngineWatch:
+    """For one engine, from before its start to its end. Belongs to the event loop, but for `started`."""
+
+    def __init__(self, model: str, patience: Patience | None) -> None:
+        self._model = model
+        self._processes: list[BaseProcess] = []
+        self._sentinels: list[int] = []
+        self._call: Callable[[], None] = self.end
+        self.ended = False
+        self.guard = Guard(patience, self.pids, self._on_hang)
+        self.guard.watch()
+
+    def started(self, process: BaseProcess) -> None:
+        """Take on a process that is loading. From any thread."""
+        self._processes.append(process)
+
+    def on_exit(self, call: Callable[[], None]) -> None:
+        """Call this once, at the moment at which a process exits, or hangs and was killed for it."""
+        self._call = call
+        loop = asyncio.get_running_loop()
+        for process in self._processes:
+            sentinel = os.dup(process.sentinel)  # vLLM closes its own while we still watch
+            self._sentinels.append(sentinel)
+            loop.add_reader(sentinel, self._exited)
+
+    def end(self) -> None:
+        """Watch no more. Safe to call twice."""
+        self.ended = True
+        self.guard.end()
+        loop = asyncio.get_running_loop()
+        for sentinel in self._sentinels:
+            loop.remove_reader(sentinel)
+            os.close(sentinel)
+        self._sentinels.clear()
+
+    def kill(self) -> None:
+        self.guard.end()
+        for process in self._processes:
+            with contextlib.suppress(ValueError):  # already closed
+                process.kill()
+
+    def pids(self) -> list[int]:
+        """Return the processes there are of it, without their children."""
+        found = []
+        for process in list(self._processes):
+            with contextlib.suppress(ValueError):  # it has ended, and is closed
+                found += [process.pid] if process.pid else []
+        return found
+
+    def _on_hang(self, how: str) -> None:
+        _log.error("%s: its engine process does not respond and is killed: %s.", self._model, how)
+        self.kill()
+        self._exited()  # not left to the kernel: a process whose driver hangs does not even die of a kill
+
+    def _exited(self) -> None:
+        self.end()
+        self._call()
+
+
+def end_engine(engine: Any, timeout_seconds: float) -> None:
+    """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
+
+    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector, which does not look at those of
+    the first engine again (server/serve.py).
+    """
+    engine.shutdown(timeout=timeout_seconds)
+    with compat.guarded("end"):
+        resources = engine.engine_core.resources
+        # By their ending: releases of vLLM have called them differently.
+        sockets = [each for name, each in vars(resources).items() if name.endswith("_socket") and each is not None]
+        close = partial(_close, resources.ctx, sockets, processes_of(engine))
+        # A daemon that is not joined: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
+        threading.Thread(target=close, name="vllm-end", daemon=True).start()
+
+
+def processes_of(engine: Any) -> list[BaseProcess]:
+    with compat.guarded("end"):
+        manager = engine.engine_core.resources.engine_manager
+        return [] if manager is None else list(manager.processes)
+    return []
+
+
+def _close(context: Any, sockets: list[Any], children: Iterable[BaseProcess]) -> None:
+    time.sleep(_WATCHED_SECONDS)
+    for process in children:
+        with contextlib.suppress(ValueError):  # it still runs, or vLLM has closed it
+            process.close()
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    while not all(socket.closed for socket in sockets):
+        if time.monotonic() > deadline:
+            return  # left to the garbage collector, like vLLM does
+        time.sleep(_POLL_SECONDS)
+    context.destroy(linger=0)
 
 
 def tie_to_parent() -> None:

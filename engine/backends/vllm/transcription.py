@@ -17,7 +17,8 @@ from typing import Any, Self, cast
 
 from engine.admission import Admission, Room
 from engine.backends import together
-from engine.backends.vllm.engine import WARM_UP, EngineWatch, Launch, VllmAuxiliary, auxiliary_arguments, starting
+from engine.backends.vllm.engine import WARM_UP, Launch, VllmAuxiliary, auxiliary_arguments, starting
+from engine.backends.vllm.processes import EngineWatch
 from engine.config import TranscriptionModelSpec
 from engine.errors import GenerationError, LoadError, RequestError
 from engine.sound import RATE_HZ, Piece
