@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import key, models, reference
+from server.api import chat, key, models, reference
 from server.api.admin import commands, usage
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
@@ -24,8 +24,6 @@ from server.api.audio import routes as audio
 from server.api.audio import transcriptions
 from server.api.batches import batches, files
 from server.api.batches.batches import EndpointLines, LineEndpoint
-from server.api.chat import completions, tokens
-from server.api.chat import routes as chat
 from server.api.images import edits
 from server.api.images import routes as images
 from server.api.images.files import BucketImages, ImageFiles, ImageLinks
@@ -63,10 +61,8 @@ _ROUTES = (
     chat,
     messages,
     responses,
-    completions,
     files,
     batches,
-    tokens,
     embeddings,
     rerank,
     images,
@@ -82,8 +78,8 @@ _ROUTES = (
 )
 # What the lines of a batch may ask.
 _LINE_ENDPOINTS = {
-    "/v1/chat/completions": LineEndpoint(chat.answer_line),
-    "/v1/completions": LineEndpoint(completions.answer_line),
+    "/v1/chat/completions": LineEndpoint(chat.answer_chat_line),
+    "/v1/completions": LineEndpoint(chat.answer_completion_line),
     "/v1/responses": LineEndpoint(responses.answer_line),
     "/v1/embeddings": LineEndpoint(embeddings.answer_line, scope="embeddings"),
 }

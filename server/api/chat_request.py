@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +15,6 @@ from engine import ChatRequest, EngineError
 from server.api import schema as shared
 from server.api.caller import Asker
 from server.api.json_schema import object_schema, plain_pattern, sent_schema
-from server.api.left_out import OtherTool, callable_or_other
 from server.errors import ApiError, to_api_error
 from server.http.routing import parse_strict_json
 from server.validation import FieldError
@@ -146,6 +145,41 @@ class FunctionDefinition(shared.Strict):
 class ToolDefinition(shared.Strict):
     type: Literal["function"]
     function: FunctionDefinition
+
+
+# Tools that a model here cannot call are left out of a request, not refused, since agents offer them unasked. The
+# answer's header `x-hearth-ignored` and the access line name them by these words, never by what was sent.
+_KNOWN_TOOLS = frozenset(
+    {
+        *("advisor", "apply_patch", "bash", "code_execution", "code_interpreter", "computer", "computer_use"),
+        *("computer_use_preview", "custom", "file_search", "image_generation", "local_shell", "mcp", "mcp_toolset"),
+        *("memory", "namespace", "shell", "text_editor", "tool_search", "tool_search_tool_bm25"),
+        *("tool_search_tool_regex", "web_fetch", "web_search", "web_search_preview"),
+    }
+)
+_VERSION = re.compile(r"(_\d{8}|_\d{4}_\d{2}_\d{2})$")
+
+
+class OtherTool(shared.Strict):
+    """A tool that runs elsewhere, or is called by other means. It is left out."""
+
+    type: str
+
+    @property
+    def word(self) -> str:
+        """Our word for its type, without a version; `other` where we have none."""
+        word = _VERSION.sub("", self.type[:64])
+        return word if word in _KNOWN_TOOLS else "other"
+
+
+def callable_or_other(callable_type: str) -> Callable[[Any], str]:
+    """Make a discriminator with the tags `callable` (also of what has no type, or is no tool) and `other`."""
+
+    def tag(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return "other" if isinstance(kind, str) and kind != callable_type else "callable"
+
+    return tag
 
 
 _Tool = Annotated[
@@ -411,6 +445,11 @@ def _message(message: shared.Strict) -> dict[str, Any]:
     if plain["role"] == "assistant":
         plain.setdefault("content", None)
     return plain
+
+
+def tool_call(id_: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    """Return a call as chat has it, in answers and in conversations."""
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class FieldNames(dict[str, str]):

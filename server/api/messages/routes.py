@@ -17,9 +17,7 @@ from pydantic_core import from_json
 
 from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
 from server.api.caller import Answer, Caller, ChatCaller, checked, event, json_response
-from server.api.chat_answer import tool_call
-from server.api.chat_request import ChatCompletionBody, FieldNames, TextPart, to_chat_request
-from server.api.left_out import OtherTool
+from server.api.chat_request import ChatCompletionBody, FieldNames, OtherTool, TextPart, to_chat_request, tool_call
 from server.api.messages import schema
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute

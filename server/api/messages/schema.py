@@ -12,9 +12,8 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.api import schema as shared
-from server.api.chat_request import TextPart
+from server.api.chat_request import OtherTool, TextPart, callable_or_other
 from server.api.json_schema import sent_schema
-from server.api.left_out import OtherTool, callable_or_other
 from server.validation import FieldError
 
 _MAX_INPUT_BYTES = 2**20

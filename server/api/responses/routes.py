@@ -15,9 +15,7 @@ from fastapi.responses import Response
 
 from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
 from server.api.caller import Asker, ChatCaller, checked, checked_line, event, json_response
-from server.api.chat_answer import logprob, tool_call
-from server.api.chat_request import ChatCompletionBody, FieldNames, to_chat_request
-from server.api.left_out import OtherTool
+from server.api.chat_request import ChatCompletionBody, FieldNames, OtherTool, to_chat_request, tool_call
 from server.api.responses import schema
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
@@ -389,4 +387,4 @@ def _logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def _token(entry: TokenLogprob) -> dict[str, Any]:
-    return {**logprob(entry), "bytes": entry.bytes or ()}
+    return {"token": entry.token, "logprob": entry.logprob, "bytes": entry.bytes or ()}

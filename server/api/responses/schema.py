@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from server.api import schema as shared
-from server.api.chat_request import TextFormat
-from server.api.left_out import OtherTool, callable_or_other
+from server.api.chat_request import OtherTool, TextFormat, callable_or_other
 
 _not_stored = shared.refused("cannot be used: nothing is stored here. Send the whole conversation in `input`")
 _by_format = shared.refused("is not supported here: use `text.format`, or `structured_outputs` of chat")

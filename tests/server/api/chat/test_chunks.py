@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import ChatDelta, ChatRequest, ChatStep, TokenLogprob, ToolCallDelta, Usage
-from server.api.chat_answer import ChatAnswer
+from server.api.chat import ChatAnswer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 USAGE = Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=2)

@@ -12,7 +12,7 @@ from chat_parts import MODEL, PROMPTS, assert_error, assert_well, events
 from leaving_parts import ask_and_leave, line_of, until_engines_rest
 from serving import CANARY, Key, Server
 
-from server.api.chat.completions import CompletionBody
+from server.api.chat import CompletionBody
 
 if TYPE_CHECKING:
     import httpx2
