@@ -1,6 +1,14 @@
-"""What a browser asks of the page itself: who answers at `/`, its files, and signing in and out."""
+"""What a browser asks of the page itself: who answers at `/`, its files, and signing in and out.
 
+The files are read once, and given by a fixed table of names, so that no path of a client's reaches the disk.
+"""
+
+import gzip
+import hashlib
 import importlib.metadata
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -12,7 +20,6 @@ from server.api.caller import of_app
 from server.api.key import OwnKey, own_key
 from server.api.schema import Strict
 from server.auth.sessions import OnceLinks, Sessions, SignIns, cookie, halves_of, same_origin
-from server.console.files import answer_file
 from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.store.errors import KeyNotFoundError
@@ -36,6 +43,61 @@ register_url_convertor("page_file", _FileName())
 root = APIRouter(include_in_schema=False)
 router = APIRouter(prefix="/console", include_in_schema=False, route_class=StrictRoute)
 _Half = Annotated[str, Field(max_length=256)]
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# No inline scripts or styles, nothing from elsewhere, and no way to make a script or markup out of text.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+# The microphone is for dictation, which a person begins by a button. A page that frames this one would not get it.
+_FEATURES = "microphone=(self), camera=(), display-capture=(), geolocation=(), payment=(), usb=()"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    content: bytes
+    packed: bytes
+    headers: dict[str, str]
+
+
+@cache
+def files() -> dict[str, File]:
+    """Return the files by their names below the folder. Reads the disk when it is called first."""
+    return {str(path.relative_to(_FOLDER)): _read(path) for path in _FOLDER.rglob("*") if path.suffix in _TYPES}
+
+
+def _read(path: Path) -> File:
+    content = path.read_bytes()
+    headers = {
+        "Content-Type": _TYPES[path.suffix],
+        "Content-Security-Policy": _POLICY,
+        "Permissions-Policy": _FEATURES,
+        "Cache-Control": "no-cache",  # asked for each time, and answered with 304
+        "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
+        "Vary": "Accept, Accept-Encoding",
+    }
+    return File(content, gzip.compress(content, mtime=0), headers)
+
+
+def _answer_file(request: Request, name: str) -> Response:
+    """Answer with a file of the page. Raises `ApiError` 404."""
+    file = files().get(name)
+    if file is None:
+        raise ApiError(404, "not_found", "The page has no such file.")
+    if request.headers.get("if-none-match") == file.headers["ETag"]:
+        return Response(status_code=304, headers=file.headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.packed, headers=file.headers | {"Content-Encoding": "gzip"})
+    return Response(file.content, headers=file.headers)
 
 
 @root.head("/")
@@ -43,7 +105,7 @@ _Half = Annotated[str, Field(max_length=256)]
 async def who_answers(request: Request) -> Response:
     """Say who answers here, and where to go: the page for a browser, JSON for other clients."""
     if request.app.state.settings.console and "text/html" in request.headers.get("accept", ""):
-        return answer_file(request, "index.html")
+        return _answer_file(request, "index.html")
     base_url = str(request.base_url).rstrip("/")
     return JSONResponse(
         {
@@ -116,4 +178,4 @@ async def sign_out(request: Request, sessions: Annotated[Sessions, Depends(of_ap
 @router.head("/{name:page_file}")
 @router.get("/{name:page_file}", response_class=Response)
 async def read_file(name: str, request: Request) -> Response:
-    return answer_file(request, name)
+    return _answer_file(request, name)

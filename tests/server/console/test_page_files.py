@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from serving import ROOT
 
-from server.console import files as console_files
+from server.console.routes import files as page_files
 
 STATIC = ROOT / "server/console/static"
 OWN = sorted(STATIC.glob("js/*.js"))
@@ -57,13 +57,13 @@ def test_the_page_is_small_enough_to_be_read():
 
 
 def test_the_page_weighs_at_most_250_kilobytes():
-    sent = console_files.files()
+    sent = page_files()
     assert sum(len(file.content) for file in sent.values()) <= 250_000
     assert sum(len(file.packed) for file in sent.values()) <= 80_000
 
 
 def test_the_policy_allows_nothing_unsafe():
-    policy = console_files.files()["index.html"].headers["Content-Security-Policy"]
+    policy = page_files()["index.html"].headers["Content-Security-Policy"]
     assert "unsafe" not in policy
     assert "*" not in policy
     for part in ("default-src 'none'", "script-src 'self';", "trusted-types 'none'", "frame-ancestors 'none'"):
@@ -78,5 +78,5 @@ def test_the_lines_for_clients_are_those_of_the_documentation():
 
 
 def test_no_name_of_a_client_reaches_the_disk():
-    assert "../routes.py" not in console_files.files()
-    assert {Path(name).suffix for name in console_files.files()} <= {".css", ".html", ".js", ".json", ".mjs", ".svg"}
+    assert "../routes.py" not in page_files()
+    assert {Path(name).suffix for name in page_files()} <= {".css", ".html", ".js", ".json", ".mjs", ".svg"}
