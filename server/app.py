@@ -14,23 +14,20 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import chat, key, models, reference
-from server.api.admin import commands, usage
+from server.api import chat, embeddings, key, openapi
+from server.api.admin import commands
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
 from server.api.admin.commands import Commands
 from server.api.admin.keys import KeyAdmin
 from server.api.audio import routes as audio
 from server.api.audio import transcriptions
-from server.api.batches import batches, files
-from server.api.batches.batches import EndpointLines, LineEndpoint
-from server.api.images import edits
+from server.api.batches import routes as batches
+from server.api.batches.routes import EndpointLines, LineEndpoint
 from server.api.images import routes as images
 from server.api.images.files import BucketImages, ImageFiles, ImageLinks
 from server.api.messages import routes as messages
-from server.api.openapi import describe
 from server.api.responses import routes as responses
-from server.api.vectors import embeddings, rerank
 from server.auth.access import Access
 from server.auth.metering import Meter
 from server.auth.sessions import OnceLinks, Sessions, SignIns
@@ -58,23 +55,24 @@ from server.store.sessions import SessionStore
 from server.store.usage import UsageBook
 
 _ROUTES = (
-    chat,
-    messages,
-    responses,
-    files,
-    batches,
-    embeddings,
-    rerank,
-    images,
-    edits,
-    audio,
-    transcriptions,
-    models,
-    key,
-    usage,
-    admin_keys,
-    admin,
-    commands,
+    chat.router,
+    messages.router,
+    responses.router,
+    batches.files,
+    batches.router,
+    embeddings.router,
+    images.router,
+    images.forms,
+    audio.router,
+    transcriptions.router,
+    key.router,
+    admin_keys.usage,
+    admin_keys.router,
+    admin.router,
+    commands.router,
+    admin.probes,
+    openapi.router,
+    console.root,
 )
 # What the lines of a batch may ask.
 _LINE_ENDPOINTS = {
@@ -109,7 +107,7 @@ class HearthApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = describe(super().openapi())
+            self.openapi_schema = openapi.describe(super().openapi())
         return self.openapi_schema
 
 
@@ -137,11 +135,8 @@ def create_app(settings: Settings, config: Config, place: Place = Place()) -> He
     app.state.once_links, app.state.sign_ins = OnceLinks(), SignIns()
     errors.install(app)
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)
-    for module in _ROUTES:
-        app.include_router(module.router)
-    app.include_router(admin.probes)
-    app.include_router(reference.router)
-    app.include_router(console.root)
+    for router in _ROUTES:
+        app.include_router(router)
     if settings.console:
         app.include_router(console.router)
     return app

@@ -1,16 +1,31 @@
-"""`GET /v1/key`: what the caller's own key may do, and what is left of its limits."""
+"""`GET /v1/key` and `/v1/models`: what the caller's own key may do, what is left of its limits, and its models."""
 
 from dataclasses import asdict
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
-from server.api.schema import AnyKey, LimitsInForce
+from server.api.caller import TheAccess
+from server.api.schema import AnyKey, LimitsInForce, Listed, Model
+from server.auth.access import KeyWith
 from server.auth.metering import Meter
 from server.store.keys import ApiKey
 
-router = APIRouter(prefix="/v1", tags=["keys"])
+router = APIRouter(prefix="/v1")
+_ModelsKey = Annotated[ApiKey, Depends(KeyWith("models"))]
+
+
+@router.get("/models", tags=["models"])
+async def list_models(key: _ModelsKey, access: TheAccess) -> Listed[Model]:
+    """List the models that this key may use, in the order of models.yaml."""
+    return Listed(data=[Model.model_validate(info) for info in access.models(key)])
+
+
+@router.get("/models/{model:path}", tags=["models"])
+async def retrieve_model(model: str, key: _ModelsKey, access: TheAccess) -> Model:
+    """Show one model."""
+    return Model.model_validate(access.model(key, model))
 
 
 class Left(BaseModel):
@@ -30,7 +45,7 @@ class OwnKey(AnyKey):
     left: Left
 
 
-@router.get("/key")
+@router.get("/key", tags=["keys"])
 async def read_own_key(request: Request) -> OwnKey:
     """Show the caller's own key: its rights, the limits in force, and what is left of them."""
     return await own_key(request, request.state.key)

@@ -1,6 +1,7 @@
-"""`/v1/admin/keys`: what `hearth keys` does, for keys with the scope `admin`, and no way to lock oneself out.
+"""`/v1/admin/keys`: what `hearth keys` does, for keys with the scope `admin`; and `/v1/usage`: what keys have used.
 
-The command line goes to the store itself: the owner of the machine can always make a new admin key.
+There is no way to lock oneself out over HTTP. The command line goes to the store itself: the owner of the machine can
+always make a new admin key. Each key may read its own usage, and with the scope `admin` all.
 """
 
 import asyncio
@@ -10,10 +11,20 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query, Request
 
 from engine import Engine
-from server.api.admin.schema import ChangesBody, ExpireBody, Key, NewKey, NewKeyBody, RotateBody
+from server.api.admin.schema import (
+    ChangesBody,
+    ExpireBody,
+    Key,
+    NewKey,
+    NewKeyBody,
+    RotateBody,
+    UsageQuery,
+    UsageSum,
+    groups,
+)
 from server.api.caller import TheActor, of_app
 from server.api.schema import Listed
 from server.auth.access import KeyWith
@@ -22,6 +33,7 @@ from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.store.key_cache import KeyCache
 from server.store.keys import ApiKey, KeyLimits
+from server.store.usage import UsageBook
 
 
 @dataclass(slots=True)
@@ -116,3 +128,22 @@ async def revoke_key(public_id: str, keys: TheKeyAdmin, by: TheActor) -> Key:
         key = await keys.cache.store.revoke(public_id, by=by)
     keys.cache.revoked(key.public_id)
     return Key.model_validate(key)
+
+
+usage = APIRouter(prefix="/v1", tags=["usage"])
+
+
+@usage.get("/usage")
+async def read_usage(query: Annotated[UsageQuery, Query()], request: Request) -> Listed[UsageSum]:
+    """Sum up requests and tokens by hour, day, model, kind or key; in the order of time, key, model and kind."""
+    key: ApiKey = request.state.key
+    book: UsageBook = request.app.state.meter.book
+    owner = query.key
+    if "admin" not in key.scopes:
+        if owner not in {None, key.public_id}:
+            sentence = "Only keys with the scope `admin` may read the usage of others. Leave `key` out for your own."
+            raise ApiError(403, "insufficient_permissions", sentence, param="key")
+        owner = key.public_id
+    await book.flush()  # what was used a moment ago belongs to it
+    rows = await book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
+    return Listed(data=[UsageSum.of(row) for row in rows])
