@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import chat, embeddings, key, openapi
+from server.api import batches, chat, embeddings, key, openapi
 from server.api.admin import commands
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
@@ -22,8 +22,7 @@ from server.api.admin.commands import Commands
 from server.api.admin.keys import KeyAdmin
 from server.api.audio import routes as audio
 from server.api.audio import transcriptions
-from server.api.batches import routes as batches
-from server.api.batches.routes import EndpointLines, LineEndpoint
+from server.api.batches import EndpointLines, LineEndpoint
 from server.api.images import routes as images
 from server.api.images.files import BucketImages, ImageFiles, ImageLinks
 from server.api.messages import routes as messages

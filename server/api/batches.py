@@ -1,30 +1,20 @@
 """`/v1/files` and `/v1/batches`: files of requests that are answered when there is nothing more urgent to do.
 
-Each key sees its own, and those of keys that it has replaced.
+Each key sees its own, and those of keys that it has replaced. Bodies and answers have the convention's form.
 """
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from engine import Urgency
-from server.api.batches.schema import (
-    BatchBody,
-    BatchesQuery,
-    BatchObject,
-    BatchPage,
-    Expiry,
-    FileBody,
-    FileDeleted,
-    FileObject,
-    FilePage,
-    FilesQuery,
-    window_seconds,
-)
 from server.api.caller import Asker, BatchCaller, Caller, checked, of_app
+from server.api.schema import Asked, Labels, Shown, Strict, refused
 from server.api.uploads import Upload, disk_full, key_full, read_upload
 from server.auth.access import Access
 from server.auth.metering import Meter, MeteredEngine
@@ -35,14 +25,14 @@ from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
-from server.store.batches import Batch, BatchStore, FullError, InUseError, StoredFile, new_id
+from server.store.batches import Batch, BatchStore, FullError, InUseError, Status, StoredFile, new_id
 from server.store.keys import ApiKey
 
 files = APIRouter(prefix="/v1/files", tags=["batch"])
 router = APIRouter(prefix="/v1/batches", tags=["batch"], route_class=StrictRoute)
-TheStore = Annotated[BatchStore, Depends(of_app("batch_store"))]
-TheFolder = Annotated[Folder, Depends(of_app("batch_folder"))]
-TheRunner = Annotated[Runner, Depends(of_app("batch_runner"))]
+_TheStore = Annotated[BatchStore, Depends(of_app("batch_store"))]
+_TheFolder = Annotated[Folder, Depends(of_app("batch_folder"))]
+_TheRunner = Annotated[Runner, Depends(of_app("batch_runner"))]
 _MOST_UNFINISHED = 100  # of a key
 _TEXT = {"type": "string"}
 _FORM = {
@@ -55,12 +45,206 @@ _FORM = {
         "expires_after[seconds]": {**_TEXT, "description": "3600 to 2592000. Default: as the server keeps files."},
     },
 }
+_Purpose = Literal["batch", "batch_output"]
+_WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
+_HOURS = {"h": 1, "d": 24}
+_LONGEST_WINDOW_HOURS = 7 * 24
+_Id = Annotated[str, BeforeValidator(refused("is not an id of this server", lambda value: not is_id(str(value))))]
+
+
+def _window_seconds(window: str) -> int:
+    """Return how long a window is that has been checked."""
+    found = _WINDOW.fullmatch(window)
+    return int(found[1]) * _HOURS[found[2]] * 3600 if found else 0
+
+
+def _window(value: str) -> str:
+    if not 3600 <= _window_seconds(value) <= _LONGEST_WINDOW_HOURS * 3600:
+        raise ValueError("must be from `1h` to `7d`, like `24h`")
+    return value
+
+
+class Expiry(Strict):
+    """How long files are kept."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+
+
+class FileBody(Strict):
+    """The fields of `POST /v1/files` beside its file."""
+
+    purpose: Literal["batch"]
+    expires_after: Expiry | None = None
+
+
+class BatchBody(Strict):
+    input_file_id: str
+    """A file of yours with `purpose` `batch`: JSON Lines, one request in each."""
+    endpoint: str
+    """What all lines ask for, like `/v1/chat/completions`."""
+    completion_window: Annotated[str, AfterValidator(_window)]
+    """How long it may take, `1h` to `7d`. What is not done by then is an error in its error file."""
+    metadata: Labels | None = None
+    output_expires_after: Expiry | None = None
+
+
+class FilesQuery(Asked):
+    after: _Id | None = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    purpose: _Purpose | None = None
+
+
+class BatchesQuery(Asked):
+    after: _Id | None = None
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class FileObject(Shown):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: _Purpose
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class BatchError(BaseModel):
+    """Why a batch has failed: something in a line, or in all of it."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrors(BaseModel):
+    """The first hundred of them."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class RequestCounts(BaseModel):
+    """Lines: all, those with an answer, and those with an error of their own."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class InputDetails(BaseModel):
+    """Of the input tokens, those that were in the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputDetails(BaseModel):
+    """Of the output tokens, those of reasoning."""
+
+    reasoning_tokens: int
+
+
+class BatchUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class BatchObject(BaseModel):
+    """A batch, and how far it is."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None
+    """The model of all lines; null where they differ, and until they are checked."""
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage | None
+    metadata: dict[str, str] | None
+
+    @classmethod
+    def of(cls, row: Batch) -> Self:
+        same = {name: getattr(row, name) for name in cls.model_fields if hasattr(row, name)}
+        return cls(
+            **same
+            | {
+                "errors": None if row.errors is None else BatchErrors(data=[BatchError(**one) for one in row.errors]),
+                "request_counts": RequestCounts(total=row.total, completed=row.completed, failed=row.failed),
+                "usage": None if row.usage is None else _usage(row.usage),
+                "metadata": row.labels,
+            }
+        )
+
+
+_T = TypeVar("_T", FileObject, BatchObject)
+
+
+class _Page(BaseModel, Generic[_T]):
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    data: list[_T]
+
+    @classmethod
+    def of(cls, found: list[_T], limit: int) -> Self:
+        """Make a page of what was found, of which one more than `limit` was asked for."""
+        data = found[:limit]
+        first, last = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(first_id=first, last_id=last, has_more=len(found) > limit, data=data)
+
+
+class FilePage(_Page[FileObject]):
+    pass
+
+
+class BatchPage(_Page[BatchObject]):
+    pass
+
+
+def _usage(counted: dict[str, int]) -> BatchUsage:
+    read, written = counted["input_tokens"], counted["output_tokens"]
+    return BatchUsage(
+        input_tokens=read,
+        input_tokens_details=InputDetails(cached_tokens=counted["cached_tokens"]),
+        output_tokens=written,
+        output_tokens_details=OutputDetails(reasoning_tokens=counted["reasoning_tokens"]),
+        total_tokens=read + written,
+    )
 
 
 @files.post(
     "", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
 )
-async def create_file(caller: BatchCaller, store: TheStore, folder: TheFolder) -> FileObject:
+async def create_file(caller: BatchCaller, store: _TheStore, folder: _TheFolder) -> FileObject:
     """Store a file, `multipart/form-data` with the fields `file` and `purpose`. It is written while it arrives."""
     settings = caller.settings
     owners = await store.owners(caller.key.public_id)
@@ -132,7 +316,7 @@ def _checked(fields: dict[str, str]) -> FileBody:
 
 
 @files.get("")
-async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller, store: TheStore) -> FilePage:
+async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller, store: _TheStore) -> FilePage:
     """List your files, the newest first."""
     rows = await store.files(
         await store.owners(caller.key.public_id),
@@ -145,13 +329,13 @@ async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller,
 
 
 @files.get("/{file_id}")
-async def retrieve_file(file_id: str, caller: BatchCaller, store: TheStore) -> FileObject:
+async def retrieve_file(file_id: str, caller: BatchCaller, store: _TheStore) -> FileObject:
     """Show one file."""
     return FileObject.model_validate(await _found(file_id, caller, store))
 
 
 @files.get("/{file_id}/content", response_class=Response)
-async def read_file(file_id: str, caller: BatchCaller, store: TheStore, folder: TheFolder) -> Response:
+async def read_file(file_id: str, caller: BatchCaller, store: _TheStore, folder: _TheFolder) -> Response:
     """Give what is in a file."""
     row = await _found(file_id, caller, store)
     if row.place != folder.place:
@@ -160,7 +344,7 @@ async def read_file(file_id: str, caller: BatchCaller, store: TheStore, folder: 
 
 
 @files.delete("/{file_id}")
-async def delete_file(file_id: str, caller: BatchCaller, store: TheStore, folder: TheFolder) -> FileDeleted:
+async def delete_file(file_id: str, caller: BatchCaller, store: _TheStore, folder: _TheFolder) -> FileDeleted:
     """Delete a file, for good. One that a batch reads is not deleted before the batch has ended."""
     owners = await store.owners(caller.key.public_id)
     try:
@@ -236,7 +420,7 @@ class EndpointLines:
 
 
 @router.post("")
-async def create_batch(body: BatchBody, caller: BatchCaller, store: TheStore, runner: TheRunner) -> BatchObject:
+async def create_batch(body: BatchBody, caller: BatchCaller, store: _TheStore, runner: _TheRunner) -> BatchObject:
     """Have the lines of a file answered. What is wrong with them shows in the batch, or in its error file."""
     endpoints = runner.lines.endpoints
     if body.endpoint not in endpoints:
@@ -263,7 +447,7 @@ async def create_batch(body: BatchBody, caller: BatchCaller, store: TheStore, ru
         output_seconds=None if expiry is None else expiry.seconds,
         status="validating",
         created_at=now,
-        expires_at=now + window_seconds(body.completion_window),
+        expires_at=now + _window_seconds(body.completion_window),
     )
     try:
         await store.add_batch(row, owners, most=_MOST_UNFINISHED)
@@ -275,7 +459,7 @@ async def create_batch(body: BatchBody, caller: BatchCaller, store: TheStore, ru
 
 
 @router.get("")
-async def list_batches(query: Annotated[BatchesQuery, Query()], caller: BatchCaller, store: TheStore) -> BatchPage:
+async def list_batches(query: Annotated[BatchesQuery, Query()], caller: BatchCaller, store: _TheStore) -> BatchPage:
     """List your batches, the newest first."""
     owners = await store.owners(caller.key.public_id)
     rows = await store.batches(owners, limit=query.limit + 1, after=query.after)
@@ -283,7 +467,7 @@ async def list_batches(query: Annotated[BatchesQuery, Query()], caller: BatchCal
 
 
 @router.get("/{batch_id}")
-async def retrieve_batch(batch_id: str, caller: BatchCaller, store: TheStore) -> BatchObject:
+async def retrieve_batch(batch_id: str, caller: BatchCaller, store: _TheStore) -> BatchObject:
     """Show one batch, and how far it is."""
     owners = await store.owners(caller.key.public_id)
     row = await store.batch(batch_id, owners) if is_id(batch_id) else None
@@ -294,7 +478,7 @@ async def retrieve_batch(batch_id: str, caller: BatchCaller, store: TheStore) ->
 
 
 @router.post("/{batch_id}/cancel")
-async def cancel_batch(batch_id: str, caller: BatchCaller, store: TheStore, runner: TheRunner) -> BatchObject:
+async def cancel_batch(batch_id: str, caller: BatchCaller, store: _TheStore, runner: _TheRunner) -> BatchObject:
     """End a batch. Lines that have an answer by then keep it; the others are errors."""
     before = await retrieve_batch(batch_id, caller, store)
     if not await store.move(before.id, ("validating", "in_progress"), "cancelling"):
