@@ -30,8 +30,7 @@ from server.api.responses import routes as responses
 from server.auth.access import Access
 from server.auth.metering import Meter
 from server.auth.sessions import OnceLinks, Sessions, SignIns
-from server.batches.bucket import BucketFolder
-from server.batches.folder import Folder
+from server.batches.folder import BucketFolder, Folder
 from server.batches.runner import BatchLimits, Runner
 from server.console import routes as console
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected

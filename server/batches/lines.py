@@ -1,20 +1,30 @@
-"""The lines of an input file: read one after another within bounds of memory, taken apart, and checked beforehand.
+"""The lines of a batch's files: its input is read within bounds of memory and checked beforehand, its output written.
 
-Of a line only its envelope is looked at here. Whether its body can be answered is found when it is asked.
+Of an input line only its envelope is looked at here. Whether its body can be answered is found when it is asked. What
+a batch ends with are its answers, and its errors, each in the order of the input.
 """
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
+
+from server.batches.folder import FileWriter, Folder
+from server.batches.journal import Index
+from server.store.batches import new_id
 
 MOST_ERRORS = 100
 _MOST_ID_LETTERS = 512
 _SLICE_BYTES = 2**20
 _SKIP_BYTES = 2**20
+_NOT_DONE = {
+    "expired": ("batch_expired", "This line was not answered before the window of its batch had passed."),
+    "cancelled": ("batch_cancelled", "This line was not answered before its batch was cancelled."),
+}
 
 
 class Envelope(msgspec.Struct):
@@ -207,3 +217,53 @@ def usage_of(body: Mapping[str, Any]) -> tuple[int, int, int, int]:
     details = used.get("prompt_tokens_details", used.get("input_tokens_details")) or {}
     more = used.get("completion_tokens_details", used.get("output_tokens_details")) or {}
     return read, written, details.get("cached_tokens") or 0, more.get("reasoning_tokens") or 0
+
+
+def encode_line(
+    custom_id: Any, request_id: str | None, status: int, body: Any, error: dict[str, str] | None = None
+) -> bytes:
+    """Return a line of an output or error file, without its end."""
+    response = None if request_id is None else {"status_code": status, "request_id": request_id, "body": body}
+    id_ = f"batch_req_{secrets.token_hex(12)}"
+    return msgspec.json.encode({"id": id_, "custom_id": custom_id, "response": response, "error": error})
+
+
+class Written(NamedTuple):
+    """A file of a batch that is on disk."""
+
+    id: str
+    bytes: int
+
+
+def write_output(folder: Folder, reader: LineReader, index: Index, ending: str) -> dict[str, Written]:
+    """Write the answers, `output`, and what is an `error`, where there are any. Blocks.
+
+    What has no record is an error by the `ending`, expired or cancelled. Raises OSError, and leaves nothing then.
+    """
+    writers: dict[str, FileWriter] = {}
+    made: dict[str, Written] = {}
+    try:
+        while lines := reader.read_slice():
+            for line in lines:
+                ok, data = index.record(line.index) or (False, _not_done(line, ending))
+                kind = "output" if ok else "error"
+                if kind not in writers:
+                    writers[kind] = folder.writer_now()
+                writers[kind].write_now(data + b"\n")
+        for kind, writer in writers.items():
+            id_ = new_id("file-")
+            writer.commit_now(id_)
+            made[kind] = Written(id_, writer.bytes)
+    except BaseException:
+        for writer in writers.values():
+            writer.discard_now()
+        for one in made.values():
+            folder.delete_now(one.id)
+        raise
+    return made
+
+
+def _not_done(line: Line, ending: str) -> bytes:
+    envelope = None if line.text is None else envelope_of(line.text)
+    code, message = _NOT_DONE.get(ending, _NOT_DONE["expired"])
+    return encode_line(envelope and string_in(envelope.custom_id), None, 0, None, {"code": code, "message": message})

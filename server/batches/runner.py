@@ -20,8 +20,18 @@ from typing import Any, Literal, Protocol, Self
 from engine.errors import EngineDiedError
 from server.batches.folder import Folder
 from server.batches.journal import Index, Journal, Tally, encode
-from server.batches.lines import Check, Line, LineReader, TooManyLinesError, envelope_of, model_of, string_in, usage_of
-from server.batches.output import encode_line, write_output
+from server.batches.lines import (
+    Check,
+    Line,
+    LineReader,
+    TooManyLinesError,
+    encode_line,
+    envelope_of,
+    model_of,
+    string_in,
+    usage_of,
+    write_output,
+)
 from server.errors import ApiError, to_api_error
 from server.http.routing import parse_strict_json
 from server.observability.metrics import BatchLoad

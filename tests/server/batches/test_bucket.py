@@ -14,7 +14,7 @@ from postgres_parts import Postgres
 from serving import Server, async_poll_until, poll_until
 from small_models import CHAT_ENTRY, models_yaml
 
-from server.batches.bucket import BucketFolder
+from server.batches.folder import BucketFolder
 from server.batches.runner import BatchLimits
 from server.store.batches import ENDED
 from server.store.database import Database
@@ -100,7 +100,7 @@ async def test_of_two_servers_one_has_a_batch(database: Database, url: str, tmp_
 async def test_segments_stay_small_and_are_all_read_again(
     database: Database, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.batches.bucket.BucketFolder.most_segment_bytes", 1)
+    monkeypatch.setattr("server.batches.folder.BucketFolder.most_segment_bytes", 1)
     monkeypatch.setattr("server.batches.journal._SYNC_SECONDS", 0.0)
     steps = asyncio.Semaphore(0)
     one = house_of(database, url, tmp_path / "one", answers=Answers(steps=steps))
