@@ -48,7 +48,7 @@ def up(context: typer.Context) -> None:
     """
     import tempfile
 
-    from server.cluster.environment import environment
+    from server.cluster import environment
 
     ray, flags = _ray(), context.args
     try:
@@ -188,7 +188,7 @@ def down(
 
 def _ray() -> str:
     """Return Ray's command of our own environment. From here on this process does as the cluster's do."""
-    from server.cluster.environment import BARE
+    from server.cluster import BARE
 
     ray = Path(sys.executable).with_name("ray")
     if not ray.exists():

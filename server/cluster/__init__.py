@@ -1,1 +1,65 @@
-"""Hearth on several machines: roles of models.yaml as deployments of Ray Serve. Nothing else imports this folder."""
+"""Hearth on several machines: roles of models.yaml as deployments of Ray Serve. Nothing else imports this folder.
+
+Here is what Ray's processes are started with, before Ray is imported: HAProxy as every machine's entrance, and ports
+that a firewall can name.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from server.errors import NO_REPLICA
+
+PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": 6386,
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 6387,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 6388,
+    "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": 6700,
+    "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": 6799,
+}
+DEREGISTER_SECONDS = 5  # a replica that ends still answers for so long: every HAProxy has heard of it by then
+BARE = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # its own is 15: all else that runs there would go before models
+    # One thread, one loop: a token that goes from one to another costs more than the rest of its way. And gRPC between
+    # replicas, in place of Ray's objects.
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(96 * 2**10),  # our own limit for a head, 64 KiB, comes first
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DEREGISTER_SECONDS),
+}
+"""Without what is a machine's own."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return what to start Ray with, once `folder` is there for HAProxy's files. Raises `OSError`.
+
+    It has to be ours alone, for who may write to its socket commands it, and its path short, as a socket's has to be.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700 or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} is not a folder of yours alone (mode 0700). Remove it, or set TMPDIR.")
+    error = folder / "503.http"
+    response = NO_REPLICA.response()
+    head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+    error.write_bytes(b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + bytes(response.body))
+    # Ray writes the algorithm as it is into the last line of HAProxy's section `defaults`: more of it can follow.
+    balance = (
+        # A key's requests go to one replica, unless that has a quarter more than the average.
+        "hash req.hdr(authorization)",
+        "hash-type consistent",
+        "hash-balance-factor 125",
+        "timeout http-request 10s",
+        "option forwardfor",
+        *(f"errorfile {status} {error}" for status in (502, 503, 504)),
+    )
+    files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "SERVER_STATE_FILE": "server-state"}
+    return {
+        **BARE,
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "\n    ".join(balance),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        **{f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in files.items()},
+        **{name: str(port) for name, port in PORTS.items()},
+    }

@@ -19,6 +19,7 @@ import ray
 from prometheus_client.metrics_core import Metric
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -28,11 +29,9 @@ from engine.config.models import ChatModelSpec
 from engine.stream import Stream
 from engine.types import SETTLED
 from server.app import Place, create_app
-from server.cluster.compat import set_version
+from server.cluster import DEREGISTER_SECONDS
 from server.cluster.engine import ClusterEngine, Message, Remote, RoleState, answer, ask_all
-from server.cluster.environment import DEREGISTER_SECONDS
 from server.cluster.ingress import OwnHttp, check_environment, speak
-from server.cluster.routing import StickyRouter
 from server.instance import InstanceError, only_one
 from server.observability.metrics import read_families
 from server.observability.status import MachineState, ReplicaStatus
@@ -47,6 +46,7 @@ _MOST_ON_A_NODE = 64
 _DRAIN_MARGIN_SECONDS = 10.0  # to end engines, once requests have ended
 _OTHER_REQUESTS = 64  # of one replica: lists, status, files, beside what its models run and queue
 _UNLIMITED = 1_000_000
+_MOST_OF_AVERAGE = 1.25  # as HAProxy's hash-balance-factor is set
 _OF_MODELS = {"hearth_model_state", "hearth_model_engines", "hearth_model_restarts"}
 _log = logging.getLogger("hearth.cluster")
 
@@ -236,6 +236,19 @@ def _own_folder(stack: ExitStack, parent: Path, role: str) -> Path:
     raise InstanceError(f"No data directory for {role} can be used below {parent}: check who may write there.")
 
 
+class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]  # of Ray, which has no types
+    """Serve's consistent hashing by session, with bounded loads: who is over the bound is asked last.
+
+    It keeps a conversation with the replica that has cached its beginning, unless that is much busier than others.
+    """
+
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+        found = await super().choose_replicas(candidate_replicas, pending_request)
+        busy = {one.replica_id: self.replica_queue_len_cache.get(one.replica_id) or 0 for one in candidate_replicas}
+        most = max(1.0, _MOST_OF_AVERAGE * (sum(busy.values()) + 1) / max(len(busy), 1))
+        return sorted(found, key=lambda rank: busy.get(rank[0].replica_id, 0) >= most)
+
+
 def application(config: Config, settings: Settings, *, restart: bool = False) -> serve.Application:
     """Make what Serve runs; with `restart` no replica of before goes on. Raises `SettingsError`."""
     check_settings(settings)
@@ -248,7 +261,8 @@ def application(config: Config, settings: Settings, *, restart: bool = False) ->
 
     def make(kind: type[Any], role: RoleSpec, **more: Any) -> serve.Deployment:
         made = _deployment(kind, role, config, settings.drain_seconds, **more)
-        set_version(made, secrets.token_hex() if restart else _version(config, role))
+        # Private to Serve: its own is a random one. It replaces the replicas at a deploy only where this differs.
+        made._version = secrets.token_hex() if restart else _version(config, role)  # noqa: SLF001
         return made
 
     bound = {role.id: make(Replica, role).bind(text, role.id) for role in others}

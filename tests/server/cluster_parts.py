@@ -18,7 +18,7 @@ import postgres_parts
 import yaml
 from serving import BIN, NO_COMPILER, ROOT, Key, poll_until
 
-from server.cluster.environment import PORTS, environment
+from server.cluster import PORTS, environment
 
 HOST = Path(__file__).with_name("cluster_host.py")
 CHAT, IMAGES, SPEECH = "service-plus", "service-image", "service-voice"

@@ -9,7 +9,7 @@ import typer
 import yaml
 from serving import ROOT
 
-from server.cluster.environment import BARE
+from server.cluster import BARE
 from server.settings import Settings
 
 MANIFEST = list(yaml.safe_load_all((ROOT / "docker" / "kuberay.yaml").read_text()))
