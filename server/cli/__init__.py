@@ -22,22 +22,22 @@ COMMANDS = {
     "voices": ("server.cli.voices:app", "List voices, or let one speak."),
     "weights": ("server.cli.weights:app", "Fetch models, verify them, move them to a host without internet."),
     "status": ("server.cli.status:status", "Show the server's state: models, memory, queues, GPUs."),
-    "requests": ("server.cli.requests:requests", "Show the latest requests that were refused or failed."),
+    "requests": ("server.cli.status:requests", "Show the latest requests that were refused or failed."),
     "batches": (
         "server.cli.batches:app",
         "Run files of requests, and show or cancel those that run. The key is taken from HEARTH_KEY.",
     ),
-    "doctor": ("server.cli.doctor.command:doctor", "Find problems and suggest fixes."),
+    "doctor": ("server.cli.doctor:doctor", "Find problems and suggest fixes."),
     "plan": ("server.cli.plan:plan", "Show which weights serve each model on this machine, on which device, and why."),
     "reload": (
         "server.cli.status:reload",
         "Have the running server read its models.yaml, weights, voices and certificate again, and print what changed.",
     ),
     "cluster": ("server.cli.cluster:app", "Run Hearth on several machines, with Ray Serve."),
-    "usage": ("server.cli.usage:usage", "Show requests and tokens."),
-    "audit": ("server.cli.audit:audit", "Show who changed keys and configuration, the newest first."),
-    "backup": ("server.cli.audit:backup", "Copy the whole database (keys, usage, audit log) while the server runs."),
-    "restore": ("server.cli.audit:restore", "Replace the database by a backup; the old one is moved aside."),
+    "usage": ("server.cli.database:usage", "Show requests and tokens."),
+    "audit": ("server.cli.database:audit", "Show who changed keys and configuration, the newest first."),
+    "backup": ("server.cli.database:backup", "Copy the whole database (keys, usage, audit log) while the server runs."),
+    "restore": ("server.cli.database:restore", "Replace the database by a backup; the old one is moved aside."),
     "compile": ("server.cli.compile:compile_models", "Compile chat models for faster answers on a CPU."),
 }
 
@@ -118,7 +118,7 @@ def serve(  # noqa: PLR0913  # one argument per flag
             _log.warning("%s has no effect any more: it was removed (CHANGELOG.md). Take it out of the settings.", name)
         config = load_config(settings.models)
         if real:
-            from server.cli.real import prepare
+            from server.cli.plan import prepare
 
             prepare(settings, config, yes=yes)
         run(settings, config)

@@ -1,6 +1,12 @@
-"""`hearth plan`: what of models.yaml fits this machine, or an imagined one, and why. Nothing is loaded."""
+"""`hearth plan`: what of models.yaml fits this machine, or an imagined one, and why. Nothing is loaded.
+
+`prepare` is `hearth serve --real`: what real models this machine would serve, what that fetches, one question, and the
+fetch.
+"""
 
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,20 +15,22 @@ import typer
 
 from engine.config import Config, ModelSpec, SpeechModelSpec, load_config
 from engine.config.models import VariantSpec
-from engine.placement.hardware import GIB
+from engine.placement.hardware import GIB, Hardware, read_cuda
 from engine.placement.needs import Footprints, own_folders, variants_here
 from engine.placement.plan import plan as make_plan
 from engine.placement.report import as_data, gib, headline, use_line, warnings_of, where
 from engine.placement.types import Placed, Plan, Refusal
 from engine.weights.manifest import is_complete
 from engine.weights.safety import is_there
-from server.cli.add_voice import source_in
 from server.cli.options import AsJson, DataDir, Models, Preferred, WeightsDir, hardware_for, refuse, tell
-from server.settings import load_settings
-from server.terminal import HEARTH, print_rich, table, wrapped
+from server.cli.weights import plan_for, pulled, wanted_of
+from server.settings import Settings, load_settings
+from server.terminal import HEARTH, print_rich, size_text, table, wrapped
 
 Missing = list[tuple[ModelSpec, VariantSpec]]
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
+_OLDEST_DRIVER = 580
+_SPARE_BYTES = GIB
 
 _GPUS = "Plan for a hypothetical machine, its memory as nvidia-smi reports it: 1x22.5GiB, 1x24GiB+1x48GiB, or cpu."
 Gpus = Annotated[str | None, typer.Option(help=_GPUS)]
@@ -94,6 +102,11 @@ def _row(one: Placed) -> tuple[str, ...]:
     return (one.id, name, licence, where(one), memory, cache, chats, state)
 
 
+def disk_usage(folder: Path) -> tuple[int, int, int]:
+    """Return total, used and free bytes of the disk that a folder is on, or will be on."""
+    return shutil.disk_usage(next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), "/"))
+
+
 def missing_of(config: Config, weights_dir: Path, found: Plan) -> Missing:
     """Return each model whose variant of the plan is not here, and that; whatever voices are there will do."""
     missing = []
@@ -136,6 +149,8 @@ def how_to_add(spec: ModelSpec, variant: VariantSpec, places: Sequence[str] = ()
     """Say how to add one without a repository; `places` are the options of other folders than the usual."""
     if not isinstance(spec, SpeechModelSpec):
         return f"by hand, in the folder {spec.weights}"
+    from server.cli.voices import source_in  # takes time, and is needed for few models
+
     source = source_in(spec.weights, variant.id)
     return f"with {HEARTH} {shlex.join(['voices', 'add', source, *places])}" if source else "as docs/voices.md says"
 
@@ -147,3 +162,71 @@ def _until(spec: ModelSpec, now: Plan | Refusal | None) -> str:
     if served is not None and not isinstance(spec, SpeechModelSpec):
         return f"; until then {served.id} answers"
     return "; until then the demo answers" if spec.demo is not None else "; until then nothing answers"
+
+
+def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
+    """Have what the plan wants on the disk, or end with exit code 1 and the reason; nothing half-fetched is served.
+
+    Raises `WeightsError` where there is no plan.
+    """
+    hardware = hardware_for(settings)
+    if (reason := _unfit(hardware)) is not None:
+        refuse(reason, code=1)
+    found = plan_for(config, settings, hardware)
+    show(found)
+    missing = missing_of(config, settings.weights_dir, found)
+    fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
+    for spec, variant in missing:
+        if variant.repository is None:
+            typer.echo(f"{spec.id}: {variant.id} is not here. Add it {how_to_add(spec, variant)}.")
+    if not fetched:
+        typer.echo("\nEverything that is fetched is here.")
+        return
+    _ask(settings, fetched, yes=yes)
+    if not pulled(settings.weights_dir, [wanted_of(variant) for _, variant in fetched]):
+        refuse("The server was not started. Complete files are kept: run the same command again to continue.", code=1)
+
+
+def _unfit(hardware: Hardware) -> str | None:
+    """Say why GPUs cannot be used here, and what to do. None: they can, or the processor is to be used."""
+    from engine.backends.vllm.processes import runs_on_cpu
+
+    if runs_on_cpu():
+        return None
+    if not hardware.gpus:
+        return (
+            f"No GPU can be used: {hardware.problem}. Pick one: 1. install NVIDIA's driver {_OLDEST_DRIVER} or newer, "
+            "restart and see that nvidia-smi lists the GPU; 2. ./scripts/serve --real --cpu serves small models on the "
+            f"processor; 3. ./scripts/serve starts the demos. {HEARTH} doctor looks closer."
+        )
+    cuda = read_cuda()
+    if cuda.driver is not None and cuda.torch is not None and cuda.driver < cuda.torch:
+        there, needed = (".".join(map(str, version)) for version in (cuda.driver, cuda.torch))
+        return (
+            f"The NVIDIA driver {hardware.driver} knows CUDA {there}, and CUDA {needed} is needed: install driver "
+            f"{_OLDEST_DRIVER} or newer, restart, and run the same command."
+        )
+    return None
+
+
+def _ask(settings: Settings, fetched: list[tuple[ModelSpec, VariantSpec]], *, yes: bool) -> None:
+    """Show sizes and licences, refuse what the disk has no room for, and ask once."""
+    typer.echo("\nTo be fetched:")
+    for spec, variant in fetched:
+        size = f"about {variant.fetched_gib:.1f} GiB"
+        typer.echo(f"  {spec.id}: {variant.id}, {size}, licence {variant.licence}, from {variant.repository}")
+    total = int(sum(variant.fetched_gib for _, variant in fetched) * GIB)
+    free = disk_usage(settings.weights_dir)[2]
+    typer.echo(f"Together about {size_text(total)}; {size_text(free)} are free in {settings.weights_dir}.")
+    if total + _SPARE_BYTES > free:
+        refuse(
+            "The disk is too small. Nothing was fetched. Pick one: 1. free space; 2. set HEARTH_WEIGHTS_DIR to another "
+            "disk; 3. take the largest variant out of models.yaml.",
+            code=1,
+        )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        refuse("This is not a terminal: --yes fetches without a question. Nothing was fetched.", code=1)
+    if not typer.confirm("Fetch them under these licences?", default=True):
+        refuse("Nothing was fetched, and the server was not started. ./scripts/serve starts the demos.", code=1)

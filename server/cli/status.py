@@ -1,8 +1,11 @@
-"""`hearth status` and `hearth reload`: how the running server stands, and having it read its files again."""
+"""`hearth status`, `reload` and `requests`: how the running server stands, and what it has refused lately."""
+
+from __future__ import annotations
 
 import contextlib
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +14,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from server.cli.options import AsJson, DataDir, refuse, tell
+from server.cli.options import AsJson, DataDir, read_time, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
-from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
+from server.observability.moments import moment, past
+from server.observability.status import GpuState, Memory, ModelState, Refusal, Status, StatusError, ask, ask_refusals
 from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, size_text, table, time_left
 
@@ -22,6 +26,7 @@ _REFRESH_SECONDS = 2.0
 _AGAIN_SECONDS = 0.5
 _AT_ONCE_SECONDS = 3.0  # a folder that is missing, a plan that has no room
 _COLUMNS = ("model", "state", "served with", "memory", "KV cache", "running", "waiting", "last minute", "restarts")
+_REFUSED_COLUMNS = ("time (UTC)", "status", "error", "field or limit", "request", "model", "key", "x-request-id")
 _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "yellow"}
 
 
@@ -272,3 +277,42 @@ def _settled(data_dir: Path, changed: set[str]) -> bool:
         elif state.status == "loading":
             typer.echo(f"  {state.id} is being loaded ({state.phase}): `{HEARTH} status` shows the progress")
     return all(state.status != "failed" for state in states)
+
+
+def requests(
+    *,
+    refused: Annotated[  # noqa: ARG001  # over HTTP it has to be said
+        bool, typer.Option("--refused", help="The default: no others are kept.")
+    ] = True,
+    since: Annotated[str, typer.Option(help="Start: 1h (also m, d, w), 2026-11-21.")] = "1h",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number, newest first.")] = 100,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the latest requests that were refused or failed.
+
+    The server keeps the last 1,000, until it is restarted; logs/access.jsonl has a line for each request.
+    `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours.
+    `model` may be one that the key may not use.
+    """
+    start = read_time("--since", since, past, datetime.now(UTC))
+    folder = load_settings(data_dir=data_dir).data_dir
+    found = ask_refusals(folder)
+    if found is None:
+        raise no_server(folder)
+    shown = [one for one in found.data if moment(one.at) >= start][:limit]
+    nothing = (
+        f"Nothing was refused since {start:%Y-%m-%d %H:%M} UTC, or since the server's start if that was later. "
+        f"Of before, {folder / 'logs'}/access.jsonl knows."
+    )
+    tell(
+        {"data": [one.model_dump() for one in shown]},
+        table(_REFUSED_COLUMNS, map(_refused_row, shown)) if shown else nothing,
+        as_json=as_json,
+    )
+
+
+def _refused_row(one: Refusal) -> tuple[str, ...]:
+    request = f"{one.method} {one.route or one.path or ''}"
+    known = (one.error_code, one.param, request, one.model, one.key, one.request_id)
+    return (one.at.removesuffix("Z").replace("T", " "), str(one.status), *(text or "-" for text in known))

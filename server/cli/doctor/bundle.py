@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from engine.placement.report import as_data
-from server.cli.doctor import Case, Finding
+from server.cli.doctor.checks import Case, Finding
 from server.cli.options import refuse
 from server.observability.status import StatusError, ask_metrics, ask_refusals
 from server.settings import Settings

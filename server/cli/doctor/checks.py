@@ -1,17 +1,22 @@
-"""`hearth doctor` on files (settings, rights, database, certificate, weights) and on the machine they are for."""
+"""What `hearth doctor` checks: files (settings, rights, database, certificate, weights) and this machine."""
 
 import contextlib
 import os
 import pwd
-import shutil
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
+from engine import Config
+from engine.backends.vllm.processes import runs_on_cpu
 from engine.config import (
     AdapterSpec,
     AuxiliaryModelSpec,
@@ -22,7 +27,9 @@ from engine.config import (
     TranscriptionModelSpec,
 )
 from engine.errors import EngineError
-from engine.placement.plan import DEMO_OF_TASK
+from engine.placement.hardware import Cuda, Hardware, read_cuda
+from engine.placement.needs import Footprints, own_folders
+from engine.placement.plan import DEMO_OF_TASK, plan
 from engine.placement.report import gib, use_line
 from engine.placement.types import Plan, Refusal
 from engine.voices.catalogue import Catalogue, Voices
@@ -30,10 +37,11 @@ from engine.weights.layouts import LoraAdapter, WhisperFolder, check_pooling_fol
 from engine.weights.manifest import is_complete, required_manifest
 from engine.weights.safety import check_chat_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
-from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
-from server.cli.plan import missing_of
+from server.cli.options import hardware_for
+from server.cli.plan import disk_usage, missing_of
 from server.cli.weights import verified
 from server.http.tls import Certificate, TlsError, certificate_of, first_certificate
+from server.observability.status import Status
 from server.settings import Settings, is_loopback, outside_address, reserve_bytes
 from server.store.errors import StoreError
 from server.store.migrations import HEAD
@@ -43,6 +51,52 @@ from server.terminal import HEARTH, keys_command, size_text
 _BASE64 = 4 / 3
 _SECRETS = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "image-links.key")
 _INVALID = {9: "is not valid yet: is the clock right?", 10: "has expired"}  # by OpenSSL's X509_V_ERR_CERT_...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The machine and the configuration that are looked at. `running` is the server, None where none answers.
+
+    `config` and `plan` are None where models.yaml cannot be read.
+    """
+
+    settings: Settings
+    config: Config | None
+    hardware: Hardware
+    cuda: Cuda
+    on_cpu_build: bool
+    plan: Plan | Refusal | None
+    running: Status | None
+    full: bool = False
+    """Also hash all weights that were fetched."""
+    unloaded: bool = False
+    """Also test models that are not loaded."""
+    now: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How one thing is, and what to do about it where it is not well."""
+
+    verdict: Literal["ok", "warning", "problem", "skipped"]
+    message: str
+    remedy: str | None = None
+    seconds: float | None = None
+    """How long a request took."""
+
+
+ok, warning = partial(Finding, "ok"), partial(Finding, "warning")
+problem, skipped = partial(Finding, "problem"), partial(Finding, "skipped")
+
+
+def case_of(given: Settings, config: Config | None, running: Status | None) -> Case:
+    """Look at the machine and make the plan for it (some 100 ms). What a running server has taken counts as free."""
+    hardware, on_cpu = hardware_for(given), runs_on_cpu()
+    planned = replace(hardware, gpus=()) if on_cpu else hardware
+    found = None
+    if config is not None:
+        found = plan(config, planned, Footprints.read(given.data_dir), own_folders(config, given.weights_dir))
+    return Case(given, config, hardware, read_cuda(), on_cpu_build=on_cpu, plan=found, running=running)
 
 
 def settings(case: Case) -> Iterator[Finding]:
@@ -411,11 +465,6 @@ def memory(case: Case) -> Iterator[Finding]:
             f"HEARTH_RAM_GIB={given:g} is more than this machine's {gib(hardware.ram_bytes)}",
             f"HEARTH_RAM_GIB={int(hardware.ram_bytes * 0.9 / 2**30) or 1}, or leave it out",
         )
-
-
-def disk_usage(folder: Path) -> tuple[int, int, int]:
-    """Return total, used and free bytes of the disk that a folder is on, or will be on."""
-    return shutil.disk_usage(next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), "/"))
 
 
 def disk(case: Case) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx2
 
 from engine import AWAITS_TURN, Config
-from server.cli.doctor import Case, Finding, problem, skipped, warning
+from server.cli.doctor.checks import Case, Finding, problem, skipped, warning
 from server.cli.options import in_store
 from server.http.tls import trusting
 from server.observability.status import Status

@@ -19,7 +19,7 @@ from tiny_kokoro import kokoro_files, pickled
 from tiny_omnivoice import omnivoice_files
 
 from engine.demo import weights_dir
-from server.cli.add_voice import source_of
+from server.cli.voices import source_of
 
 pytestmark = pytest.mark.engine  # its process reads half of Hearth first
 

@@ -15,8 +15,8 @@ from engine.config import load_config
 from engine.placement.hardware import Cuda, Gpu, Holder, imagined, read_cuda
 from engine.weights.manifest import Manifest, ModelFile, write_manifest
 from server.cli import app
-from server.cli.doctor import Case, Finding, case_of, checks
-from server.cli.doctor.checks import weights
+from server.cli.doctor import checks
+from server.cli.doctor.checks import Case, Finding, case_of, weights
 from server.settings import load_settings
 from server.terminal import HEARTH
 

@@ -14,7 +14,8 @@ import pytest
 from tls_pair import Pair, make_pair
 
 from engine.config import load_config
-from server.cli.doctor import Case, Finding, case_of, checks
+from server.cli.doctor import checks
+from server.cli.doctor.checks import Case, Finding, case_of
 from server.cli.doctor.selftest import selftest
 from server.observability.status import LastMinuteWork, Memory, ModelState, Paths, Status
 from server.settings import database_url, load_settings

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.cli.usage import charts
+from server.cli.database import charts
 from server.store.database import Database
 from server.store.keys import KeyStore
 from server.store.sqlite import sqlite_url

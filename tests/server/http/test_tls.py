@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 
 from engine.placement.hardware import Cuda, imagined
 from server.cli import app
-from server.cli.doctor import Case
-from server.cli.doctor.checks import tls
+from server.cli.doctor.checks import Case, tls
 from server.http.tls import TlsError, certificate_of
 from server.observability.status import ask
 from server.settings import load_settings
