@@ -37,9 +37,8 @@ from server.http.disconnect import ClientDisconnectedError, Drain, client_discon
 from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
-from server.observability.lately import Lately
 from server.observability.metrics import CachedPage, Metrics
-from server.observability.status_server import Inspection, Peers
+from server.observability.status_server import Inspection, Lately, Peers
 from server.observability.tracing import Tracing
 from server.settings import Settings, database_url, files_bucket, files_folder, reserve_bytes
 from server.store.batches import BatchStore

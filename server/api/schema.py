@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from server.observability.moments import iso
+from server.validation import iso
 
 Iso = Annotated[str | None, BeforeValidator(iso)]
 _T = TypeVar("_T")

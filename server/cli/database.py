@@ -20,7 +20,6 @@ from rich.text import Text
 from server.api.admin.schema import UsageSum, groups
 from server.cli.options import AsJson, DataDir, in_store, key_named, read_time, refuse, tell
 from server.instance import InstanceError, only_one, running_pid
-from server.observability.moments import iso, past
 from server.settings import database_url, load_settings
 from server.store.audit import AuditEntry, read_entries
 from server.store.database import Database, parse_url
@@ -31,6 +30,7 @@ from server.store.sqlite import SQLITE
 from server.store.sqlite import restore as put_back
 from server.store.usage import FIELDS, GroupBy, UsageBook, UsageRow
 from server.terminal import HEARTH, table
+from server.validation import iso, past
 
 _COLUMNS = ("when (UTC)", "who", "from", "what", "of", "detail")
 _LEVELS = "▁▂▃▄▅▆▇█"

@@ -16,13 +16,13 @@ from engine.errors import EngineError
 from server.api.admin.schema import Key
 from server.auth.rights import check_rights, check_scopes, working_admins
 from server.cli.options import AsJson, Commands, DataDir, Models, T, in_store, missing_store, read_time, refuse, tell
-from server.observability.moments import MomentError, future, span
 from server.settings import Settings, load_settings
 from server.store.database import Database
 from server.store.errors import KeyFieldError
 from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore, plan_key, public_id_in
 from server.store.schema import utc_now
 from server.terminal import HEARTH, table
+from server.validation import MomentError, future, span
 
 _CREATED = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits")
 _CSV_COLUMNS = ("name", "tier", "scopes", "models", "expires", "notes", *LIMITS)

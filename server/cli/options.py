@@ -138,7 +138,7 @@ def key_named(given: str | None) -> str | None:
 
 def read_time(option: str, given: str, read: Callable[[str, datetime], T], now: datetime) -> T:
     """Read an option that is a time or a span, or end."""
-    from server.observability.moments import MomentError
+    from server.validation import MomentError
 
     try:
         return read(given, now)

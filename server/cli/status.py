@@ -16,10 +16,10 @@ from rich.text import Text
 
 from server.cli.options import AsJson, DataDir, read_time, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
-from server.observability.moments import moment, past
 from server.observability.status import GpuState, Memory, ModelState, Refusal, Status, StatusError, ask, ask_refusals
 from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, size_text, table, time_left
+from server.validation import moment, past
 
 _OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
 _REFRESH_SECONDS = 2.0

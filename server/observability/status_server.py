@@ -1,4 +1,7 @@
-"""The server's end of its status: gathers it, and answers at the socket where `ask` asks."""
+"""The server's end of its status: gathers it, and answers at the socket where `ask` asks.
+
+`Lately` keeps in memory what went wrong: requests that were refused or failed, and lines of our own log.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import os
 import shutil
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -25,8 +28,8 @@ from prometheus_client.metrics_core import Metric
 from engine import ModelHealth, ModelLoad
 from engine.config.models import model_of
 from engine.placement.hardware import Gpu, Hardware, read_hardware
-from server.observability.metrics import Answered, LastMinute, read_page
-from server.observability.moments import iso
+from server.observability.access_log import RequestRecord
+from server.observability.metrics import METHODS, Answered, LastMinute, Metrics, read_page
 from server.observability.status import (
     FILE,
     EngineState,
@@ -34,11 +37,13 @@ from server.observability.status import (
     GpuState,
     LastMinuteRequests,
     LastMinuteWork,
+    LogLine,
     MachineState,
     Memory,
     ModelState,
     Paths,
     Question,
+    Refusal,
     Refusals,
     ReplicaStatus,
     ServedWith,
@@ -47,11 +52,14 @@ from server.observability.status import (
 )
 from server.settings import reserve_bytes
 from server.store.usage import Usage
+from server.validation import iso
 
 _log = logging.getLogger("hearth.status")
 _VERSION = importlib.metadata.version("hearth-inference")  # reads a file
 _STARTED_AT = time.time()  # scripts/serve may have set up for minutes in this process
 _SHOWN = 5
+_REFUSALS = 1000
+_LINES = 50
 _QUESTION_SECONDS = 10.0
 _INSPECTED_SECONDS = 30.0
 
@@ -317,3 +325,45 @@ def _bound(data_dir: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+class Lately(logging.Handler):
+    """Keeps the last 1,000 refusals and the last 50 lines. A handler of logs, which the app adds."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        super().__init__(logging.WARNING)
+        self._metrics = metrics
+        self._refused: deque[tuple[datetime, RequestRecord]] = deque(maxlen=_REFUSALS)
+        self._lines: deque[LogLine] = deque(maxlen=_LINES)
+
+    def refuse(self, record: RequestRecord) -> None:
+        """Keep a request that has ended with an error."""
+        self._refused.append((datetime.now(UTC), record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep its line, and not what it refers to: a trace holds on to the bodies of requests."""
+        at = iso(datetime.fromtimestamp(record.created, UTC)) or ""
+        level = record.levelname.lower()
+        self._lines.append(LogLine(at=at, level=level, source=record.name, message=record.getMessage()))
+
+    def refused(self, since: datetime | None = None) -> list[Refusal]:
+        """Return what was refused or failed, the newest first."""
+        return [self._refusal(at, record) for at, record in reversed(self._refused) if since is None or at >= since]
+
+    def log(self) -> list[LogLine]:
+        """Return warnings and errors, the newest first."""
+        return [*self._lines][::-1]  # a copy at once: threads log, too
+
+    def _refusal(self, at: datetime, record: RequestRecord) -> Refusal:
+        return Refusal(
+            at=iso(at) or "",
+            request_id=record.request_id,
+            key=record.key,
+            method=record.method if record.method in METHODS else "",
+            route=record.route,
+            path=record.path,
+            model=record.model if record.model in self._metrics.models else None,
+            status=record.status,
+            error_code=record.error_code or "",
+            param=record.param,
+        )

@@ -15,12 +15,12 @@ from server.api.schema import Asked, LimitsInForce, Listed, Shown, refused
 from server.auth.access import KeyWith
 from server.instance import Difference, Renewal
 from server.observability.metrics import CONTENT_TYPE, read_page
-from server.observability.moments import iso, past
 from server.observability.status import Refusal, Status
 from server.observability.status_server import degraded, read_status
 from server.reload import renew_certificate, take_over
 from server.store.audit import read_entries
 from server.store.schema import utc_now
+from server.validation import iso, past
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 probes = APIRouter(tags=["health"])

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from server.api.schema import AnyKey, Asked, Iso
-from server.observability.moments import iso, moment, past
 from server.store.keys import DEFAULT_SCOPES, ApiKey
 from server.store.schema import utc_now
 from server.store.usage import GroupBy, UsageRow
-from server.validation import FieldError
+from server.validation import FieldError, iso, moment, past
 
 _GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
 Moment = Annotated[

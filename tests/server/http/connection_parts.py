@@ -19,8 +19,8 @@ from server.http.disconnect import Drain, until_disconnect
 from server.http.middleware import RequestContext
 from server.http.protocol import HearthProtocol
 from server.http.streaming import StreamedResponse
-from server.observability.lately import Lately
 from server.observability.metrics import Metrics
+from server.observability.status_server import Lately
 from server.settings import load_settings
 
 LARGE = bytes(2**14)

@@ -25,8 +25,8 @@ from server.http.disconnect import Drain
 from server.http.middleware import RequestContext
 from server.http.protocol import HearthProtocol
 from server.http.streaming import StreamedResponse
-from server.observability.lately import Lately
 from server.observability.metrics import Metrics
+from server.observability.status_server import Lately
 from server.settings import load_settings
 
 STALL_SECONDS = 0.4

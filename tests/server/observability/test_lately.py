@@ -16,8 +16,8 @@ import server.app  # all routes, whose words they are  # noqa: F401
 from engine import OverloadedError
 from server.errors import ApiError, to_api_error
 from server.observability.access_log import RequestRecord
-from server.observability.lately import Lately
 from server.observability.metrics import Metrics
+from server.observability.status_server import Lately
 from server.validation import own_path
 
 

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from tls_pair import make_pair
 
 from server.observability.metrics import Metrics
-from server.observability.otlp import Exporter, encoded
+from server.observability.tracing import Exporter, encoded
 
 _TIMES = st.integers(0, 2**63)
 _IDS = st.builds(
