@@ -42,13 +42,11 @@ from server.observability.status_server import Inspection, Lately, Peers
 from server.observability.tracing import Tracing
 from server.settings import Settings, database_url, files_bucket, files_folder, reserve_bytes
 from server.store.batches import BatchStore
-from server.store.database import Database
+from server.store.database import Database, shared_key
 from server.store.key_cache import KeyCache
-from server.store.keys import KeyStore
-from server.store.limits import Buckets, Quotas
+from server.store.keys import KeyStore, SessionStore
+from server.store.limits import Buckets, Quotas, Replicas
 from server.store.objects import Bucket
-from server.store.replicas import Replicas, shared_key
-from server.store.sessions import SessionStore
 from server.store.usage import UsageBook
 
 _ROUTES = (

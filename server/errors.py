@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
 import engine
-from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
+from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
 from server.validation import FieldError, field_path, most_specific, sentence
 
 _log = logging.getLogger("hearth.server")

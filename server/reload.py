@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from engine import Config, ConfigError, Engine, load_config
 from server.http.tls import TlsError
 from server.instance import Difference, Outcome, Renewal, write_outcome
+from server.store import StoreUnavailableError
 from server.store.audit import Actor, write_entry
-from server.store.errors import StoreUnavailableError
 from server.store.schema import utc_now
 
 _log = logging.getLogger("hearth.reload")

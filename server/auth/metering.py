@@ -39,10 +39,9 @@ from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import Metrics
-from server.store.errors import StoreUnavailableError
+from server.store import StoreUnavailableError
 from server.store.keys import ApiKey, Limits
-from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused
-from server.store.replicas import Replicas
+from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused, Replicas
 from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from engine.config import Config
 from engine.config.messages import near_miss
-from server.store.errors import KeyFieldError
+from server.store import KeyFieldError
 from server.store.keys import SCOPES, ApiKey
 
 

@@ -19,8 +19,7 @@ from starlette.types import Scope
 
 from server.errors import ApiError
 from server.store.key_cache import KeyCache
-from server.store.keys import ApiKey
-from server.store.sessions import LONGEST, SessionStore, digest
+from server.store.keys import LONGEST_SESSION, ApiKey, SessionStore, digest
 
 HEADER = "X-Hearth-Session"
 ONCE_SECONDS = 600.0
@@ -66,7 +65,7 @@ def cookie_name(request: HTTPConnection) -> str:
 
 def cookie(request: HTTPConnection, half: str) -> str:
     """Return the header that keeps the first half, or ends it where it is empty."""
-    seconds = int(LONGEST.total_seconds()) if half else 0
+    seconds = int(LONGEST_SESSION.total_seconds()) if half else 0
     secure = "; Secure" if request.url.scheme == "https" else ""
     return f"{cookie_name(request)}={half}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 

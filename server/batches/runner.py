@@ -35,9 +35,9 @@ from server.batches.lines import (
 from server.errors import ApiError, to_api_error
 from server.http.routing import parse_strict_json
 from server.observability.metrics import BatchLoad
+from server.store import KeyNotFoundError, StoreUnavailableError
 from server.store.batches import UNFINISHED, Batch, BatchStore, Status, StoredFile
 from server.store.database import SideTasks
-from server.store.errors import KeyNotFoundError, StoreUnavailableError
 from server.store.keys import ApiKey, KeyStore
 
 _log = logging.getLogger("hearth.batches")

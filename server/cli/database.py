@@ -21,9 +21,9 @@ from server.api.admin.schema import UsageSum, groups
 from server.cli.options import AsJson, DataDir, in_store, key_named, read_time, refuse, tell
 from server.instance import InstanceError, only_one, running_pid
 from server.settings import database_url, load_settings
+from server.store import StoreError
 from server.store.audit import AuditEntry, read_entries
 from server.store.database import Database, parse_url
-from server.store.errors import StoreError
 from server.store.keys import KeyStore
 from server.store.schema import utc_now
 from server.store.sqlite import SQLITE

@@ -17,8 +17,8 @@ from server.api.admin.schema import Key
 from server.auth.rights import check_rights, check_scopes, working_admins
 from server.cli.options import AsJson, Commands, DataDir, Models, T, in_store, missing_store, read_time, refuse, tell
 from server.settings import Settings, load_settings
+from server.store import KeyFieldError
 from server.store.database import Database
-from server.store.errors import KeyFieldError
 from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore, plan_key, public_id_in
 from server.store.schema import utc_now
 from server.terminal import HEARTH, table

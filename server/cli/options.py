@@ -56,7 +56,7 @@ def _exit_code(error: Exception) -> int | None:
     from server.instance import InstanceError
     from server.observability.status import StatusError
     from server.settings import SettingsError
-    from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError
+    from server.store import KeyFieldError, KeyNotFoundError, StoreError
 
     if isinstance(error, (SettingsError, KeyFieldError, KeyNotFoundError, StatusError, HardwareError)):
         return 2
@@ -98,8 +98,8 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
     import asyncio
 
     from server.settings import database_url
+    from server.store import StoreError
     from server.store.database import Database
-    from server.store.errors import StoreError
     from server.terminal import HEARTH, keys_command
 
     if not make_store and missing_store(settings) is not None:

@@ -20,7 +20,7 @@ from server.errors import ApiError, overloaded, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
-from server.store.errors import StoreUnavailableError
+from server.store import StoreUnavailableError
 from server.store.keys import KEY_PREFIX, ApiKey
 
 # The whole list of what answers without a key: health, by the paths that other servers have too; what describes the

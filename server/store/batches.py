@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from sqlalchemy import Select, delete, func, insert, or_, select, update
 
+from server.store import StoreError
 from server.store.database import Database
-from server.store.errors import StoreError
 from server.store.schema import api_key
 from server.store.schema import batch as batch_table
 from server.store.schema import file as file_table

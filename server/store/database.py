@@ -1,7 +1,7 @@
 """The database: its URL, opening, migrating, transactions, translating the driver's errors, and writing from memory.
 
-Knows nothing of what the tables mean. What SQLite and PostgreSQL do differently is in `sqlite.py` and `postgresql.py`;
-the SQL above them is portable.
+Knows nothing of what the tables mean, but for keys that its servers share. What SQLite and PostgreSQL do differently
+is in `sqlite.py` and `postgresql.py`; the SQL above them is portable.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sqlalchemy import URL, Engine, Executable, RowMapping, Table, delete, exc, insert, make_url
+from sqlalchemy import URL, Engine, Executable, RowMapping, Table, delete, exc, insert, make_url, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from server.store.errors import StoreError, StoreUnavailableError
+from server.store import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, upgrade
-from server.store.schema import bucket
+from server.store.schema import bucket, secret
 from server.store.sqlite import SQLITE, SqliteFile
 
 if TYPE_CHECKING:
@@ -232,6 +232,13 @@ class Database:
         except (exc.DBAPIError, exc.TimeoutError, OSError, self._place.driver_error) as error:
             cause = getattr(error, "orig", None) or error
             raise StoreUnavailableError(self._place.error_message(cause)) from cause
+
+
+async def shared_key(database: Database, name: str, mine: bytes) -> bytes:
+    """Return the key that all servers of this database have under this name: `mine`, for the first that asks."""
+    async with database.writing() as connection:
+        await connection.execute(database.upsert(secret).values(name=name, value=mine).on_conflict_do_nothing())
+        return bytes((await connection.execute(select(secret.c.value).where(secret.c.name == name))).scalar_one())
 
 
 def _place(url: URL, busy_timeout_seconds: float) -> "SqliteFile | PostgresqlServer":

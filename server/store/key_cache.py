@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
+from server.store import StoreUnavailableError
 from server.store.database import WrittenLater
-from server.store.errors import StoreUnavailableError
 from server.store.keys import ApiKey, KeyStore, parse
 
 

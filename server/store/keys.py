@@ -1,4 +1,4 @@
-"""API keys: their text and fields, and their rows, each change of which is written together with its audit entry.
+"""API keys and the sessions of the page: their text, fields and rows; each change of a key has its audit entry.
 
 A key's text is `hk_<12 public id>_<43 secret><6 checksum>` in base62; only its SHA-256 is on disk. Requests go
 through `key_cache.py`.
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import RowMapping, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from server.store import KeyFieldError, KeyNotFoundError
 from server.store.audit import Actor, write_entry
 from server.store.database import Database
-from server.store.errors import KeyFieldError, KeyNotFoundError
-from server.store.schema import api_key, utc_now
+from server.store.schema import api_key, console_session, utc_now
 
 if TYPE_CHECKING:
     from engine.config import TierSpec
@@ -33,6 +33,10 @@ NAME_LENGTH = 64
 NOTES_LENGTH = 1000
 LARGEST_LIMIT = 2**31 - 1
 LONGEST_OVERLAP = timedelta(days=366)
+LONGEST_SESSION = timedelta(days=7)
+SESSION_IDLE = timedelta(hours=12)
+SESSIONS_PER_KEY = 20
+_SEEN_EVERY = timedelta(minutes=1)
 
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 KEY_PREFIX = "hk_"
@@ -419,3 +423,60 @@ def _check_not_revoked(key: ApiKey) -> None:
 
 def _iso(at: datetime | None) -> str | None:
     return None if at is None else at.astimezone(UTC).isoformat()
+
+
+class SessionStore:
+    """The page's sessions in a database. `clock` gives aware datetimes. Any method may raise StoreUnavailableError.
+
+    A session is two random halves, of which only the SHA-256 is on disk, and the key that signed in. It is as good as
+    its key, for as long as both live. What a browser is given of it is decided above.
+    """
+
+    def __init__(self, database: Database, keys: KeyStore, clock: Callable[[], datetime] = utc_now) -> None:
+        self._database = database
+        self._keys = keys
+        self._clock = clock
+
+    async def create(self, key: ApiKey, origin: str) -> tuple[str, str]:
+        """Begin a session of a usable key, and return its halves. The key's oldest ones past 20 end, and stale ones."""
+        now, table = self._clock(), console_session.c
+        halves = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        newest = select(table.id_sha256).where(table.key_id == key.public_id).order_by(table.last_seen.desc())
+        kept = newest.limit(SESSIONS_PER_KEY - 1).subquery()
+        mine_and_old = (table.key_id == key.public_id) & table.id_sha256.not_in(select(kept.c.id_sha256))
+        stale = or_(table.expires_at <= now, table.last_seen <= now - SESSION_IDLE)
+        async with self._database.writing() as connection:
+            await connection.execute(delete(console_session).where(or_(stale, mine_and_old)))
+            await connection.execute(
+                insert(console_session).values(
+                    id_sha256=digest(halves[0]),
+                    token_sha256=digest(halves[1]),
+                    key_id=key.public_id,
+                    created_at=now,
+                    last_seen=now,
+                    expires_at=now + LONGEST_SESSION,
+                )
+            )
+            await write_entry(connection, now, Actor(key.public_id, origin), "console.login", key.public_id)
+        return halves
+
+    async def check(self, half: str, token: str) -> ApiKey | None:
+        """Return the usable key of a session that goes on, None for halves that are not of one."""
+        now, ours = self._clock(), console_session.c.id_sha256 == digest(half)
+        row = await self._database.first(select(console_session).where(ours))
+        if row is None or not hmac.compare_digest(digest(token), row["token_sha256"]):
+            return None
+        if now >= min(row["expires_at"], row["last_seen"] + SESSION_IDLE):
+            return None
+        if now - row["last_seen"] >= _SEEN_EVERY:
+            await self._database.change(update(console_session).where(ours).values(last_seen=now), durable=False)
+        key = await self._keys.find(row["key_id"])
+        return key if key.usable_at(now) else None
+
+    async def end(self, half: str) -> None:
+        await self._database.change(delete(console_session).where(console_session.c.id_sha256 == digest(half)))
+
+
+def digest(half: str) -> bytes:
+    """Return what is kept of a half. A slow hash would add nothing to 256 random bits."""
+    return hashlib.sha256(half.encode()).digest()

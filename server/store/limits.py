@@ -2,8 +2,8 @@
 
 `Buckets` are for limits per minute. A bucket is kept as one number: the time at which it would be full again (the
 generic cell rate algorithm's theoretical arrival time, ITU-T I.371), in whole nanoseconds since 1970, so that no
-rounding lets a request too many through. `Quotas` are for limits per day, and start over at midnight UTC. What is
-limited, for whom and how much is the caller's.
+rounding lets a request too many through. `Quotas` are for limits per day, and start over at midnight UTC. `Replicas`
+are for limits on what runs at the same time. What is limited, for whom and how much is the caller's.
 """
 
 import asyncio
@@ -11,7 +11,9 @@ import contextlib
 import logging
 import math
 import re
+import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,15 +21,17 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any, Self
 
-from sqlalchemy import case, delete, select, update
+from sqlalchemy import case, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from server.store import StoreUnavailableError
 from server.store.database import Database, SideTasks, WrittenLater
-from server.store.errors import StoreUnavailableError
-from server.store.schema import quota_day, utc_now
+from server.store.schema import quota_day, replica, utc_now
 
 _SECOND = 1_000_000_000
 _QUOTAS_KEPT = timedelta(days=31)
+_GONE_SECONDS = 5.0  # without a word of a server
+_FORGOTTEN_SECONDS = 3600.0
 _log = logging.getLogger("hearth.limits")
 
 
@@ -347,3 +351,54 @@ class Quotas:
         if self._tidied != day:
             await connection.execute(delete(quota_day).where(quota_day.c.day < day - _QUOTAS_KEPT))
             self._tidied = day
+
+
+class Replicas(WrittenLater):
+    """How many requests of each key run in other servers of one PostgreSQL. Use as `async with`.
+
+    Each server has a row, which it renews all the time. With SQLite there is one server, and nothing is written.
+    A key's requests elsewhere are known to within a second; those of a server that has died count for 5 s. `running`
+    says how many requests of each key run here; it is written by what counts them.
+    """
+
+    flush_every_seconds = 0.4  # written that late and read that late: twice of it, and two queries, are within a second
+
+    def __init__(self, database: Database, name: str | None = None) -> None:
+        self._database = database
+        self._shared = database.kind == "postgresql"
+        self._name = f"{name or 'server'}-{secrets.token_hex(4)}"[-64:]
+        self.running: dict[str, int] = {}
+        self._elsewhere = Counter[str]()
+
+    async def __aenter__(self) -> Self:
+        return await super().__aenter__() if self._shared else self
+
+    def elsewhere(self, key: str) -> int:
+        return self._elsewhere[key]
+
+    async def flush(self) -> None:
+        """Renew the row, and read those of the others."""
+        now = func.extract("epoch", func.clock_timestamp())  # the database's clock: theirs may differ
+        row = {"renewed_at": now, "running": {key: number for key, number in self.running.items() if number}}
+        mine = self._database.upsert(replica).values(id=self._name, **row)
+        others = select(replica.c.running).where(replica.c.id != self._name, replica.c.renewed_at > now - _GONE_SECONDS)
+        try:
+            async with self._database.writing(durable=False) as connection:
+                await connection.execute(mine.on_conflict_do_update(index_elements=["id"], set_=row))
+                found = (await connection.execute(others)).scalars().all()
+        except StoreUnavailableError:
+            self._elsewhere.clear()  # better too many for a moment than requests of a server that is gone
+            raise
+        self._elsewhere = Counter()
+        for running in found:
+            self._elsewhere.update(running)
+
+    async def close(self) -> None:
+        """Take the row away, and what dead servers have left."""
+        await self.tasks.cancel()
+        if not self._shared:
+            return
+        now = func.extract("epoch", func.clock_timestamp())
+        old = (replica.c.id == self._name) | (replica.c.renewed_at < now - _FORGOTTEN_SECONDS)
+        with contextlib.suppress(StoreUnavailableError):  # it is gone in 5 s anyhow
+            await self._database.change(delete(replica).where(old), durable=False)

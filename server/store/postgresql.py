@@ -15,7 +15,7 @@ from sqlalchemy import URL, Connection, create_engine, event, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from server.store.errors import StoreError
+from server.store import StoreError
 from server.store.migrations import HEAD, VERSION_TABLE, known_version
 
 _STATEMENT_TIMEOUT_SECONDS = 30

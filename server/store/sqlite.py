@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.files import sync_folder
-from server.store.errors import StoreError, StoreUnavailableError
+from server.store import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known, known_version
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from server.cli.weights import verified
 from server.http.tls import Certificate, TlsError, certificate_of, first_certificate
 from server.observability.status import Status
 from server.settings import Settings, is_loopback, outside_address, reserve_bytes
-from server.store.errors import StoreError
+from server.store import StoreError
 from server.store.migrations import HEAD
 from server.store.sqlite import FILE_NAME, prepare
 from server.terminal import HEARTH, keys_command, size_text

@@ -20,7 +20,7 @@ from server.cli.options import in_store
 from server.http.tls import trusting
 from server.observability.status import Status
 from server.settings import Settings
-from server.store.errors import StoreError
+from server.store import StoreError
 from server.store.keys import DEFAULT_SCOPES, KeyLimits, KeyStore
 from server.store.schema import utc_now
 from server.store.sqlite import FILE_NAME

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.store.errors import StoreError
+from server.store import StoreError
 
 if TYPE_CHECKING:
     from alembic.config import Config

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from store_parts import held, moved_away, run_python
 
+from server.store import StoreUnavailableError
 from server.store.database import Database
-from server.store.errors import StoreUnavailableError
 from server.store.key_cache import KeyCache
 from server.store.keys import ApiKey, KeyStore, ParsedKey, new_key
 from server.store.sqlite import sqlite_url

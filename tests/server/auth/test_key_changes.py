@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import text as sql
 from store_parts import authenticate
 
+from server.store import KeyFieldError, KeyNotFoundError, StoreError
 from server.store.audit import Actor, local_actor, read_entries, write_entry
 from server.store.database import Database
-from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError
 from server.store.keys import KeyLimits, KeyStore
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from store_parts import authenticate
 
+from server.store import KeyFieldError, KeyNotFoundError
 from server.store.database import Database
-from server.store.errors import KeyFieldError, KeyNotFoundError
 from server.store.keys import ALPHABET, DEFAULT_SCOPES, SCOPES, KeyStore, ParsedKey, new_key, parse, public_id_in
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -13,8 +13,7 @@ from server.errors import ApiError
 from server.observability.metrics import Metrics
 from server.store.database import Database
 from server.store.keys import ApiKey, KeyLimits
-from server.store.limits import Buckets, Quotas
-from server.store.replicas import Replicas
+from server.store.limits import Buckets, Quotas, Replicas
 from server.store.usage import UsageBook
 
 CONFIG = load_config(Path(__file__).parents[3] / "models.yaml")

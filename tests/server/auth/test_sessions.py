@@ -9,8 +9,7 @@ from server.errors import ApiError
 from server.store.audit import read_entries
 from server.store.database import Database
 from server.store.key_cache import KeyCache
-from server.store.keys import ApiKey, KeyStore
-from server.store.sessions import IDLE, LONGEST, SESSIONS_PER_KEY, SessionStore
+from server.store.keys import LONGEST_SESSION, SESSION_IDLE, SESSIONS_PER_KEY, ApiKey, KeyStore, SessionStore
 
 
 class Clock:
@@ -59,11 +58,11 @@ async def test_nothing_on_disk_can_sign_in(database: Database):
 async def test_a_session_ends_when_it_was_not_used_for_long_and_after_a_week(database: Database):
     store, _, clock, key = await parts(database)
     idle, used = await store.create(key, "here"), await store.create(key, "here")
-    for _ in range(int(LONGEST / IDLE) * 2 - 1):
-        clock.pass_(IDLE / 2)
+    for _ in range(int(LONGEST_SESSION / SESSION_IDLE) * 2 - 1):
+        clock.pass_(SESSION_IDLE / 2)
         assert await store.check(*used) is not None
     assert await store.check(*idle) is None
-    clock.pass_(IDLE / 2)
+    clock.pass_(SESSION_IDLE / 2)
     assert await store.check(*used) is None
 
 

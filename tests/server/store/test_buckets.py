@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 from store_parts import ROOT, held
 
+from server.store import StoreUnavailableError
 from server.store.database import Database
-from server.store.errors import StoreUnavailableError
 from server.store.limits import Ask, Buckets, Level, Refused
 from server.store.schema import bucket
 from server.store.sqlite import sqlite_url

@@ -11,8 +11,8 @@ from postgres_parts import PASSWORD, Postgres
 from sqlalchemy.engine import make_url
 from store_parts import opened_by_the_first_release
 
+from server.store import StoreError, StoreUnavailableError
 from server.store.database import Database
-from server.store.errors import StoreError, StoreUnavailableError
 from server.store.key_cache import KeyCache
 from server.store.keys import KeyStore, new_key
 from server.store.limits import Ask, Buckets, Level

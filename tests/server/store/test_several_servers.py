@@ -7,8 +7,8 @@ from postgres_parts import Postgres
 from serving import async_poll_until
 from sqlalchemy import text
 
-from server.store.database import Database
-from server.store.replicas import Replicas, shared_key
+from server.store.database import Database, shared_key
+from server.store.limits import Replicas
 
 
 @pytest.fixture

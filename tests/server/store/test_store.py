@@ -14,9 +14,8 @@ from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import create_async_engine
 from store_parts import authenticate, held, moved_away, opened_by_the_first_release, run_python, writers
 
-from server.store import migrations
+from server.store import StoreError, StoreUnavailableError, migrations
 from server.store.database import Database
-from server.store.errors import StoreError, StoreUnavailableError
 from server.store.keys import KeyLimits, KeyStore, new_key, parse
 from server.store.schema import api_key, utc_now
 from server.store.sqlite import sqlite_url

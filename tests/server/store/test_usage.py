@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from store_parts import held, quota_used
 
+from server.store import StoreUnavailableError
 from server.store.database import Database
-from server.store.errors import StoreUnavailableError
 from server.store.limits import QuotaExceeded, Quotas, QuotaTaken
 from server.store.usage import Usage, UsageBook
 
