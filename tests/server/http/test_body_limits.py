@@ -13,8 +13,7 @@ from starlette.requests import Request
 
 from server.errors import ApiError, install
 from server.http.disconnect import Drain
-from server.http.forms import parse_form
-from server.http.routing import Bodies, StrictRoute, read_body
+from server.http.routing import Bodies, StrictRoute, parse_form, read_body
 from server.observability.access_log import RequestRecord
 from server.settings import load_settings
 
