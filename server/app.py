@@ -33,9 +33,9 @@ from server.auth.sessions import OnceLinks, Sessions, SignIns
 from server.batches.folder import BucketFolder, Folder
 from server.batches.runner import BatchLimits, Runner
 from server.console import routes as console
+from server.http.bodies import Bodies
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Cors, Gate, RequestContext
-from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
 from server.observability.status_server import Inspection, Lately, Peers

@@ -21,7 +21,7 @@ from server.auth.metering import Meter, MeteredEngine
 from server.batches.folder import NO_SPACE, Folder, is_id
 from server.batches.runner import Runner
 from server.errors import ApiError, overloaded
-from server.http.routing import StrictRoute
+from server.http.bodies import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.observability.access_log import RequestRecord
 from server.settings import Settings

@@ -37,8 +37,8 @@ from server.api.caller import Answer, Asker, BatchCaller, Caller, ChatCaller, ch
 from server.api.chat_request import ChatCompletionBody, SampledBody, to_chat_request, tool_call
 from server.api.schema import INT64_MAX, MAX_TOKENS, ModelBody, Strict, TopLogprobs, refused, texts_or_token_ids
 from server.errors import ApiError, to_api_error
+from server.http.bodies import StrictRoute
 from server.http.disconnect import until_disconnect
-from server.http.routing import StrictRoute
 from server.http.streaming import error_event
 from server.validation import FieldError
 

@@ -16,7 +16,7 @@ from server.api import schema as shared
 from server.api.caller import Asker
 from server.api.json_schema import object_schema, plain_pattern, sent_schema
 from server.errors import ApiError, to_api_error
-from server.http.routing import parse_strict_json
+from server.http.bodies import parse_strict_json
 from server.validation import FieldError
 
 _KINDS = ("json", "json_object", "choice", "regex")

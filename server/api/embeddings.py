@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Field
 from engine import EmbeddingRequest, Pooled, RerankRequest, Usage
 from server.api.caller import Asker, Caller, EmbeddingCaller, checked, json_response
 from server.api.schema import ModelBody, PositiveInt, texts_or_token_ids
+from server.http.bodies import StrictRoute
 from server.http.disconnect import until_disconnect
-from server.http.routing import StrictRoute
 
 router = APIRouter(prefix="/v1", tags=["embeddings"], route_class=StrictRoute)
 _MAX_INPUTS = 2048

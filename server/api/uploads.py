@@ -12,9 +12,9 @@ from starlette.requests import Request
 
 from server.batches.folder import NO_SPACE, FileWriter, Folder
 from server.errors import ApiError
+from server.http.bodies import BODY_PAUSE_SECONDS, DRAIN_BYTES, LONGEST_NAME, FormReader, boundary_of, receive_body
 from server.http.disconnect import cut_off_as_error
 from server.http.protocol import header_of
-from server.http.routing import BODY_PAUSE_SECONDS, DRAIN_BYTES, LONGEST_NAME, FormReader, boundary_of, receive_body
 
 _AT_A_TIME_BYTES = 2**20  # parsed and written in one go, beside the event loop
 # Of all files together. At the speed of a local disk they would take a core, and others' answers twice as long.

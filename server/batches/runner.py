@@ -33,7 +33,7 @@ from server.batches.lines import (
     write_output,
 )
 from server.errors import ApiError, to_api_error
-from server.http.routing import parse_strict_json
+from server.http.bodies import parse_strict_json
 from server.observability.metrics import BatchLoad
 from server.store import KeyNotFoundError, StoreUnavailableError
 from server.store.batches import UNFINISHED, Batch, BatchStore, Status, StoredFile

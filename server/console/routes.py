@@ -21,7 +21,7 @@ from server.api.key import OwnKey, own_key
 from server.api.schema import Strict
 from server.auth.sessions import OnceLinks, Sessions, SignIns, cookie, halves_of, same_origin
 from server.errors import ApiError
-from server.http.routing import StrictRoute
+from server.http.bodies import StrictRoute
 from server.store import KeyNotFoundError
 from server.store.key_cache import KeyCache
 from server.store.keys import ApiKey

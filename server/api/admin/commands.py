@@ -22,7 +22,7 @@ from server.api.admin.schema import Body
 from server.api.caller import TheActor, event, failed_event, of_app
 from server.auth.access import KeyWith
 from server.errors import ApiError, overloaded
-from server.http.routing import StrictRoute
+from server.http.bodies import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.settings import Settings
 from server.store.audit import Actor, write_entry

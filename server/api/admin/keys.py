@@ -30,7 +30,7 @@ from server.api.schema import Listed
 from server.auth.access import KeyWith
 from server.auth.rights import check_rights, check_scopes, working_admins
 from server.errors import ApiError
-from server.http.routing import StrictRoute
+from server.http.bodies import StrictRoute
 from server.store.key_cache import KeyCache
 from server.store.keys import ApiKey, KeyLimits
 from server.store.usage import UsageBook

@@ -19,7 +19,7 @@ from server.api.audio.voices import VoiceList, VoiceQuery
 from server.api.caller import AudioCaller, Caller, TheAccess
 from server.api.schema import Listed, Model, ModelBody, RandomSeed, ShortText, Strict
 from server.auth.access import KeyIfSent
-from server.http.routing import StrictRoute
+from server.http.bodies import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.store.keys import ApiKey
 

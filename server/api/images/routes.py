@@ -24,9 +24,8 @@ from server.api.caller import Caller, ImageCaller, checked, event, json_response
 from server.api.images.files import ImageFiles, ImageLinks, public_base_url
 from server.api.schema import ModelBody, RandomSeed, Strict, described_form
 from server.errors import ApiError
+from server.http.bodies import LONGEST_NAME, Form, FormRoute, StrictRoute
 from server.http.disconnect import until_disconnect
-from server.http.forms import LONGEST_NAME, Form, FormRoute
-from server.http.routing import StrictRoute
 from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["images"], route_class=StrictRoute)

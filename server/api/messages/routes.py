@@ -19,8 +19,8 @@ from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, G
 from server.api.caller import Answer, Caller, ChatCaller, checked, event, json_response
 from server.api.chat_request import ChatCompletionBody, FieldNames, OtherTool, TextPart, to_chat_request, tool_call
 from server.api.messages import schema
+from server.http.bodies import StrictRoute
 from server.http.disconnect import until_disconnect
-from server.http.routing import StrictRoute
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictRoute)
 # Claude Code's first line of `system` differs in every request: no prompt would ever be found in the cache.

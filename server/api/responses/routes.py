@@ -18,8 +18,8 @@ from server.api.caller import Asker, ChatCaller, checked, checked_line, event, j
 from server.api.chat_request import ChatCompletionBody, FieldNames, OtherTool, to_chat_request, tool_call
 from server.api.responses import schema
 from server.errors import ApiError
+from server.http.bodies import StrictRoute
 from server.http.disconnect import until_disconnect
-from server.http.routing import StrictRoute
 from server.http.streaming import TokenEvents
 
 router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)

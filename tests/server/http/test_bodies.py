@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError
-from server.http.routing import parse_strict_json
+from server.http.bodies import parse_strict_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = (

@@ -12,8 +12,8 @@ from serving import async_poll_until
 from starlette.requests import Request
 
 from server.errors import ApiError, install
+from server.http.bodies import Bodies, StrictRoute, parse_form, read_body
 from server.http.disconnect import Drain
-from server.http.routing import Bodies, StrictRoute, parse_form, read_body
 from server.observability.access_log import RequestRecord
 from server.settings import load_settings
 
