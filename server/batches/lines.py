@@ -17,7 +17,7 @@ from server.batches.folder import FileWriter, Folder
 from server.batches.journal import Index
 from server.store.batches import new_id
 
-MOST_ERRORS = 100
+_MOST_ERRORS = 100
 _MOST_ID_LETTERS = 512
 _SLICE_BYTES = 2**20
 _SKIP_BYTES = 2**20
@@ -150,7 +150,7 @@ class Check:
 
     @property
     def ended(self) -> bool:
-        return len(self.errors) >= MOST_ERRORS or self.lines > self.most_lines
+        return len(self.errors) >= _MOST_ERRORS or self.lines > self.most_lines
 
     def take(self, line: Line) -> None:
         self.lines += 1
@@ -169,7 +169,7 @@ class Check:
         self.add("too_many_lines", sentence, None)
 
     def add(self, code: str, message: str, line: int | None, param: str | None = None) -> None:
-        if len(self.errors) < MOST_ERRORS:
+        if len(self.errors) < _MOST_ERRORS:
             self.errors.append({"code": code, "line": line, "message": message, "param": param})
 
     def _problems(self, line: Line) -> Iterator[tuple[str, str, str | None]]:

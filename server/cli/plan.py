@@ -64,7 +64,7 @@ def plan(  # noqa: PLR0913 - one argument per option
     elif isinstance(found, Refusal):
         typer.echo(f"{headline(hardware)}\n\n{found.message}.\nSmallest change: {found.change}.")
     else:
-        show(found)
+        _show(found)
         here = variants_here(config, settings.weights_dir)
         now = None if hardware.imagined else make_plan(config, hardware, footprints, folders, here)
         imagined_gpus = gpus if ram is None else None  # `hearth weights pull` knows no --ram: variants are named then
@@ -76,7 +76,7 @@ def plan(  # noqa: PLR0913 - one argument per option
         raise typer.Exit(1)
 
 
-def show(found: Plan) -> None:
+def _show(found: Plan) -> None:
     typer.echo(headline(found.hardware))
     if found.hardware.problem:
         typer.echo(f"No GPUs: {found.hardware.problem}.")
@@ -142,10 +142,10 @@ def _show_to_add(missing: Missing, places: Sequence[str], now: Plan | Refusal | 
     if added:
         typer.echo("\nNot here yet, to be added:")
     for spec, variant in added:
-        typer.echo(f"  {spec.id}: {variant.id}, {how_to_add(spec, variant, places)}{_until(spec, now)}")
+        typer.echo(f"  {spec.id}: {variant.id}, {_how_to_add(spec, variant, places)}{_until(spec, now)}")
 
 
-def how_to_add(spec: ModelSpec, variant: VariantSpec, places: Sequence[str] = ()) -> str:
+def _how_to_add(spec: ModelSpec, variant: VariantSpec, places: Sequence[str] = ()) -> str:
     """Say how to add one without a repository; `places` are the options of other folders than the usual."""
     if not isinstance(spec, SpeechModelSpec):
         return f"by hand, in the folder {spec.weights}"
@@ -173,12 +173,12 @@ def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
     if (reason := _unfit(hardware)) is not None:
         refuse(reason, code=1)
     found = plan_for(config, settings, hardware)
-    show(found)
+    _show(found)
     missing = missing_of(config, settings.weights_dir, found)
     fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
     for spec, variant in missing:
         if variant.repository is None:
-            typer.echo(f"{spec.id}: {variant.id} is not here. Add it {how_to_add(spec, variant)}.")
+            typer.echo(f"{spec.id}: {variant.id} is not here. Add it {_how_to_add(spec, variant)}.")
     if not fetched:
         typer.echo("\nEverything that is fetched is here.")
         return

@@ -52,7 +52,7 @@ class StrictRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def strict_handler(request: Request) -> Response:
-            check_scope(self, request)
+            _check_scope(self, request)
             bodies: Bodies = request.app.state.bodies
             with bodies.held_for(request.state.record.key) as held:
                 _check_content_type(request.scope)
@@ -69,7 +69,7 @@ class StrictRoute(APIRoute):
         return handler if self.body_field is None else strict_handler
 
 
-def check_scope(route: APIRoute, request: Request) -> None:
+def _check_scope(route: APIRoute, request: Request) -> None:
     """Raise `ApiError` 403 for a key that lacks the scope which a route asks for."""
     for below in route.dependant.dependencies:
         if isinstance(below.call, RequiresScope):
@@ -245,7 +245,7 @@ class FormRoute(APIRoute):
             await super().handle(scope, receive, send)
             return
         request = Request(scope, receive)
-        check_scope(self, request)
+        _check_scope(self, request)
         boundary = boundary_of(scope)
         bodies: Bodies = request.app.state.bodies
         with bodies.held_for(request.state.record.key) as held:
