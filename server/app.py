@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import batches, chat, embeddings, key, openapi
+from server.api import batches, chat, embeddings, key, messages, openapi, responses
 from server.api.admin import commands
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
@@ -25,8 +25,6 @@ from server.api.audio import transcriptions
 from server.api.batches import EndpointLines, LineEndpoint
 from server.api.images import routes as images
 from server.api.images.files import BucketImages, ImageFiles, ImageLinks
-from server.api.messages import routes as messages
-from server.api.responses import routes as responses
 from server.auth.access import Access
 from server.auth.metering import Meter
 from server.auth.sessions import OnceLinks, Sessions, SignIns

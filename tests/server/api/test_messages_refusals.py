@@ -12,7 +12,7 @@ from chat_parts import HELLO, MODEL, assert_error, assert_well
 from serving import CANARY, Key, Server, async_poll_until, open_socket, raw_request
 
 from engine import ChatRequest
-from server.api.messages.routes import MessageAnswer
+from server.api.messages import MessageAnswer
 from server.errors import ApiError
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import pytest
 from responses_parts import events_of, put_together, said_in
 
 from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, ToolCallDelta, Usage
-from server.api.responses.routes import ResponseAnswer
-from server.api.responses.schema import ResponseBody
+from server.api.responses import ResponseAnswer, ResponseBody
 from server.errors import ApiError
 
 

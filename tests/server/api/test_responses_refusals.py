@@ -10,7 +10,7 @@ from chat_parts import MODEL, assert_error, assert_well
 from responses_parts import PATH
 from serving import CANARY
 
-from server.api.responses.schema import ResponseBody
+from server.api.responses import ResponseBody
 
 if TYPE_CHECKING:
     import httpx2

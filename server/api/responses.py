@@ -1,22 +1,33 @@
 """`POST /v1/responses`: the same answers as chat's in OpenAI's newer convention. Stateless: nothing is stored.
 
-What a body says is said in the words of a chat body; errors go back under the names that the client sent. A plain
-answer is what the last event would have shown. One item is open at a time: text after a tool call is a message of its
-own.
+What a body says is said in the words of a chat body; what chat checks too (arguments, schemas, image addresses) is
+checked there, once. Errors go back under the names that the client sent. A plain answer is what the last event would
+have shown. One item is open at a time: text after a tool call is a message of its own.
 """
+
+from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import Response
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
+from server.api import schema
 from server.api.caller import Asker, ChatCaller, checked, checked_line, event, json_response
-from server.api.chat_request import ChatCompletionBody, FieldNames, OtherTool, to_chat_request, tool_call
-from server.api.responses import schema
+from server.api.chat_request import (
+    ChatCompletionBody,
+    FieldNames,
+    OtherTool,
+    TextFormat,
+    callable_or_other,
+    to_chat_request,
+    tool_call,
+)
 from server.errors import ApiError
 from server.http.bodies import StrictRoute
 from server.http.disconnect import until_disconnect
@@ -41,9 +52,172 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "function_call": ("fc", "function_call_arguments", {"arguments": ""}),
 }
 
+_not_stored = schema.refused("cannot be used: nothing is stored here. Send the whole conversation in `input`")
+_by_format = schema.refused("is not supported here: use `text.format`, or `structured_outputs` of chat")
+_not_in_background = schema.refused(
+    "cannot be true: nothing is stored here, so the answer could not be fetched later", lambda value: value is True
+)
+
+
+def _typed(item: Any) -> Any:
+    """A message may come without its type; a reference to something stored leads nowhere."""
+    if isinstance(item, dict) and item.get("type") is None:
+        return {**item, "type": "message"} if "role" in item else item
+    if isinstance(item, dict) and item["type"] == "item_reference":
+        raise ValueError("refers to a stored item, but nothing is stored here: send the item itself")
+    return item
+
+
+class ResponseText(schema.Strict):
+    """Text, of any role."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(schema.Strict):
+    """What a model said instead of an answer; for us text like any other."""
+
+    type: Literal["refusal"]
+    text: Annotated[str, Field(alias="refusal")]
+
+
+class ResponseImage(schema.Strict):
+    """An image within a user's message, for models with the capability `vision`."""
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, Field(min_length=1)]
+    """A `data:` URI. Uploaded files (`file_id`) do not exist here."""
+    detail: str | None = None
+
+
+Part = Annotated[ResponseText | RefusalPart | ResponseImage, Field(discriminator="type")]
+_Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], schema.text_or_array()]
+
+
+class MessageItem(schema.Strict):
+    """What somebody said. `developer` means the same as `system`."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Content
+
+
+class FunctionCallItem(schema.Strict):
+    """An earlier call that the model made; `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: schema.ShortText
+    name: schema.ShortText
+    arguments: str
+
+
+class FunctionCallOutputItem(schema.Strict):
+    """What came of the call `call_id`."""
+
+    type: Literal["function_call_output"]
+    call_id: schema.ShortText
+    output: _Content
+
+
+class ReasoningItem(schema.Strict):
+    """What the model thought earlier. Accepted, and not shown to the model again."""
+
+    type: Literal["reasoning"]
+
+
+Item = Annotated[
+    Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")],
+    BeforeValidator(_typed),
+]
+_Items = Annotated[list[Item], Field(min_length=1, max_length=schema.MAX_MESSAGES)]
+
+
+class FunctionTool(schema.Strict):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: Any = None
+    strict: bool | None = None
+
+
+_Tool = Annotated[
+    Annotated[FunctionTool, Tag("callable")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(callable_or_other("function")),
+]
+
+
+class NamedTool(schema.Strict):
+    """Makes the model call this function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ResponseSchema(schema.Strict):
+    """JSON that satisfies a schema."""
+
+    type: Literal["json_schema"]
+    name: str
+    json_schema: Annotated[Any, Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(schema.Strict):
+    """What the text of the answer looks like. `verbosity` is accepted and has no effect."""
+
+    format: Annotated[TextFormat | ResponseSchema, Field(discriminator="type")] | None = None
+
+
+class ReasoningOptions(schema.Strict):
+    """How much the model thinks, if it does. `summary` is accepted: reasoning comes as it is."""
+
+    effort: schema.Effort | None = None
+
+
+class ResponseBody(schema.ModelBody):
+    """The body of `POST /v1/responses`. Nothing of it is stored, whatever `store` says."""
+
+    input: Annotated[str | _Items, schema.text_or_array()]
+    """What the user says; or the whole conversation as items."""
+    instructions: str | None = None
+    """A system message in front of everything."""
+    max_output_tokens: schema.PositiveInt | None = None
+    """Upper bound on generated tokens, reasoning included. Default: as many as the model allows."""
+    temperature: schema.Temperature | None = None
+    top_p: schema.TopP | None = None
+    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    """Functions. Tools of other types are left out, and the header `x-hearth-ignored` names them."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[list[str], Field(max_length=64)] | None = None
+    """`message.output_text.logprobs` adds probabilities; the others have no effect."""
+    top_logprobs: schema.TopLogprobs | None = None
+    stream: bool | None = None
+    metadata: schema.Labels | None = None
+    """Comes back with the answer."""
+    store: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """Accepted; a conversation that is too long is always refused, never cut."""
+
+    structured_outputs: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_json: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_regex: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_choice: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_grammar: Annotated[Any, BeforeValidator(_by_format)] = None
+    previous_response_id: Annotated[Any, BeforeValidator(_not_stored)] = None
+    conversation: Annotated[Any, BeforeValidator(_not_stored)] = None
+    prompt: Annotated[Any, BeforeValidator(_not_stored)] = None
+    background: Annotated[bool | None, BeforeValidator(_not_in_background)] = None
+
 
 @router.post("/responses", response_class=Response)
-async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Response:
+async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
     """Answer a conversation of items, whole or, with `stream: true`, as typed events. Nothing is stored."""
     answer, events = _asked(body, caller)
     caller.record.stream = bool(body.stream)
@@ -53,10 +227,10 @@ async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Resp
 
 
 async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
-    return await _whole(*_asked(checked_line(schema.ResponseBody, item), asker))
+    return await _whole(*_asked(checked_line(ResponseBody, item), asker))
 
 
-def _asked(body: schema.ResponseBody, asker: Asker) -> tuple["ResponseAnswer", TokenEvents]:
+def _asked(body: ResponseBody, asker: Asker) -> tuple[ResponseAnswer, TokenEvents]:
     names = FieldNames(_NAMES, with_rest=True)
     fields = _chat_fields(body, names)
     with names.as_sent():
@@ -73,7 +247,7 @@ async def no_stored_response(_: ChatCaller) -> None:
     raise ApiError(404, "not_found", sentence)
 
 
-async def _whole(answer: "ResponseAnswer", events: TokenEvents) -> dict[str, Any]:
+async def _whole(answer: ResponseAnswer, events: TokenEvents) -> dict[str, Any]:
     """Run to the end: plain and streamed answers agree because they are made by the same events."""
     async for _ in events:
         pass
@@ -82,7 +256,7 @@ async def _whole(answer: "ResponseAnswer", events: TokenEvents) -> dict[str, Any
     return answer.response
 
 
-def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]:
+def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
     """Return the fields of the chat body that asks for the same. Raises `ApiError` for what no chat message holds."""
     names |= {f"tools[{index}].function": f"tools[{index}]" for index in range(len(body.tools or ()))}
     choice = body.tool_choice
@@ -94,7 +268,7 @@ def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]
         "top_p": body.top_p,
         "tools": [_tool(tool) for tool in body.tools or ()],
         "tool_choice": (
-            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, schema.NamedTool) else choice
+            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
         ),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body),
@@ -104,33 +278,33 @@ def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]
     }
 
 
-def _tool(tool: schema.FunctionTool | OtherTool) -> dict[str, Any]:
+def _tool(tool: FunctionTool | OtherTool) -> dict[str, Any]:
     if isinstance(tool, OtherTool):
         return {"type": tool.word}
     return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
 
 
-def _response_format(body: schema.ResponseBody) -> Any:
+def _response_format(body: ResponseBody) -> Any:
     form = body.text.format if body.text else None
-    if not isinstance(form, schema.ResponseSchema):
+    if not isinstance(form, ResponseSchema):
         return None if form is None else {"type": form.type}
     return {"type": "json_schema", "json_schema": form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)}
 
 
-def _messages(body: schema.ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
+def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for place, item in _placed_items(body):
         path = f"messages[{len(messages)}]"
-        if isinstance(item, schema.MessageItem):
+        if isinstance(item, MessageItem):
             message = _message(item, place, path, names)
             if message["role"] == "system" and [earlier["role"] for earlier in messages] == ["system"]:
                 messages[0]["content"] += f"\n\n{message['content']}"  # many templates take one, at the very start
             else:
                 messages.append(message)
                 names |= {path: place}
-        elif isinstance(item, schema.FunctionCallItem):
+        elif isinstance(item, FunctionCallItem):
             _add_call(messages, item, place, names)
-        elif isinstance(item, schema.FunctionCallOutputItem):
+        elif isinstance(item, FunctionCallOutputItem):
             where = f"{place}.output"
             if isinstance(item.output, str) or not _has_image(item.output):
                 content: Any = _text(item.output, where)
@@ -143,17 +317,17 @@ def _messages(body: schema.ResponseBody, names: FieldNames) -> list[dict[str, An
     return messages
 
 
-def _placed_items(body: schema.ResponseBody) -> Iterator[tuple[str, schema.Item]]:
+def _placed_items(body: ResponseBody) -> Iterator[tuple[str, Item]]:
     """Yield all that is said, each with its place in the body."""
     if body.instructions:
-        yield "instructions", schema.MessageItem(type="message", role="system", content=body.instructions)
+        yield "instructions", MessageItem(type="message", role="system", content=body.instructions)
     if isinstance(body.input, str):
-        yield "input", schema.MessageItem(type="message", role="user", content=body.input)
+        yield "input", MessageItem(type="message", role="user", content=body.input)
     else:
         yield from ((f"input[{position}]", item) for position, item in enumerate(body.input))
 
 
-def _message(item: schema.MessageItem, place: str, path: str, names: FieldNames) -> dict[str, Any]:
+def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dict[str, Any]:
     where = f"{place}.content" if place.endswith("]") else place
     names[f"{path}.content"] = where
     if item.role != "user":
@@ -167,14 +341,14 @@ def _message(item: schema.MessageItem, place: str, path: str, names: FieldNames)
     return {"role": "user", "content": _parts(content, where, path, names)}
 
 
-def _has_image(content: list[schema.Part]) -> bool:
-    return any(isinstance(part, schema.ResponseImage) for part in content)
+def _has_image(content: list[Part]) -> bool:
+    return any(isinstance(part, ResponseImage) for part in content)
 
 
-def _parts(content: list[schema.Part], where: str, path: str, names: FieldNames) -> list[dict[str, Any]]:
+def _parts(content: list[Part], where: str, path: str, names: FieldNames) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
-        if isinstance(part, schema.ResponseImage):
+        if isinstance(part, ResponseImage):
             names[f"{path}.content[{index}].image_url.url"] = f"{where}[{index}].image_url"
             parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}})
         else:
@@ -182,7 +356,7 @@ def _parts(content: list[schema.Part], where: str, path: str, names: FieldNames)
     return parts
 
 
-def _add_call(messages: list[dict[str, Any]], call: schema.FunctionCallItem, place: str, names: FieldNames) -> None:
+def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str, names: FieldNames) -> None:
     """Calls belong to the assistant's message before them; in chat they are one message."""
     if not messages or messages[-1]["role"] != "assistant":
         names[f"messages[{len(messages)}]"] = place
@@ -192,12 +366,12 @@ def _add_call(messages: list[dict[str, Any]], call: schema.FunctionCallItem, pla
     calls.append(tool_call(call.call_id, call.name, call.arguments))
 
 
-def _text(content: str | list[schema.Part], where: str) -> str:
+def _text(content: str | list[Part], where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for index, part in enumerate(content):
-        if isinstance(part, schema.ResponseImage):
+        if isinstance(part, ResponseImage):
             place = f"{where}[{index}]"
             raise ApiError(
                 400, "invalid_value", f"`{place}` must be text: only users and tools show images.", param=place
@@ -228,7 +402,7 @@ class _Item:
 class ResponseAnswer:
     """Turns engine steps into events, and keeps the items so far. `response` is set once `end` was called."""
 
-    def __init__(self, body: schema.ResponseBody, asked: ChatRequest, *, created: int) -> None:
+    def __init__(self, body: ResponseBody, asked: ChatRequest, *, created: int) -> None:
         request_id = asked.request_id
         named = {"id": f"resp_{request_id}", "object": "response", "created_at": created, "model": asked.model}
         self._as_asked = named | _as_asked(body)
@@ -348,7 +522,7 @@ class ResponseAnswer:
         return data
 
 
-def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
+def _as_asked(body: ResponseBody) -> dict[str, Any]:
     tool_choice = body.tool_choice or "auto"
     form = body.text.format if body.text else None
     return {
@@ -365,7 +539,7 @@ def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
         "tool_choice": tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
-        "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, schema.FunctionTool)],
+        "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, FunctionTool)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",

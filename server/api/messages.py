@@ -1,26 +1,40 @@
 """`POST /v1/messages`, plain and streamed, and `POST /v1/messages/count_tokens`: chat in another convention.
 
-What a body says is said in the words of a chat body, so that all checks and limits of chat hold here too; errors go
-back under the names that the client sent.
+A body is checked field by field like those of chat; unknown fields are ignored, `cache_control` and `metadata` among
+them. What it says is then said in the words of a chat body, so that all checks and limits of chat hold here too; errors
+go back under the names that the client sent.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import from_json
 
 from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
+from server.api import schema
 from server.api.caller import Answer, Caller, ChatCaller, checked, event, json_response
-from server.api.chat_request import ChatCompletionBody, FieldNames, OtherTool, TextPart, to_chat_request, tool_call
-from server.api.messages import schema
+from server.api.chat_request import (
+    ChatCompletionBody,
+    FieldNames,
+    OtherTool,
+    TextPart,
+    callable_or_other,
+    to_chat_request,
+    tool_call,
+)
+from server.api.json_schema import sent_schema
 from server.http.bodies import StrictRoute
 from server.http.disconnect import until_disconnect
+from server.validation import FieldError
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictRoute)
 # Claude Code's first line of `system` differs in every request: no prompt would ever be found in the cache.
@@ -39,18 +53,207 @@ _DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 
-_Blocks = list[tuple[str, schema.Block]]  # each with its path in the client's body
+_MAX_INPUT_BYTES = 2**20
+_NOT_EMPTY = Field(min_length=1, max_length=1024)
+_COUNTED = Field(max_length=1024)
+_STRING_OR_BLOCKS = schema.text_or_array(" of content blocks")
+
+_no_string = schema.refused("must be an array of strings", lambda value: isinstance(value, str))
+_limited_input = schema.refused(
+    f"must be at most {_MAX_INPUT_BYTES // 2**20} MiB long",
+    lambda value: len(msgspec.json.encode(value)) > _MAX_INPUT_BYTES,
+)
+_Schema = Annotated[dict[str, Any], BeforeValidator(sent_schema)]
+
+
+class Base64Source(schema.Strict):
+    """An image within the request."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: Annotated[str, Field(min_length=1)]
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(schema.Strict):
+    """An image elsewhere. Which addresses are fetched is the same as for `image_url` of chat."""
+
+    type: Literal["url"]
+    url: Annotated[str, Field(min_length=1)]
+
+
+class ImageBlock(schema.Strict):
+    """An image, for models with the capability `vision`."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+
+
+_Seen = Annotated[TextPart | ImageBlock, Field(discriminator="type")]
+
+
+class ToolResultBlock(schema.Strict):
+    """What a tool gave back for the call `tool_use_id`."""
+
+    type: Literal["tool_result"]
+    tool_use_id: schema.ShortText
+    content: Annotated[str | Annotated[list[_Seen], _COUNTED], _STRING_OR_BLOCKS] | None = None
+    is_error: bool | None = None
+
+
+class ToolUseBlock(schema.Strict):
+    type: Literal["tool_use"]
+    id: schema.ShortText
+    name: schema.ShortText
+    input: Annotated[dict[str, Any], AfterValidator(_limited_input)]
+
+
+class ThinkingBlock(schema.Strict):
+    """What the model thought earlier, accepted and dropped."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+_UserBlock = Annotated[TextPart | ImageBlock | ToolResultBlock, Field(discriminator="type")]
+_AssistantBlock = Annotated[TextPart | ToolUseBlock | ThinkingBlock, Field(discriminator="type")]
+Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock
+
+
+class UserTurn(schema.Strict):
+    """What the user says, and what tools gave back."""
+
+    role: Literal["user"]
+    content: Annotated[str | Annotated[list[_UserBlock], _NOT_EMPTY], _STRING_OR_BLOCKS]
+
+
+class AssistantTurn(schema.Strict):
+    """What the model said; as the last message, what its answer begins with."""
+
+    role: Literal["assistant"]
+    content: Annotated[str | Annotated[list[_AssistantBlock], _COUNTED], _STRING_OR_BLOCKS]
+
+
+class SystemTurn(schema.Strict):
+    """Instructions amid the conversation; they join those of `system`."""
+
+    role: Literal["system"]
+    content: Annotated[str | Annotated[list[TextPart], _NOT_EMPTY], _STRING_OR_BLOCKS]
+
+
+_Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+
+
+class CustomTool(schema.Strict):
+    """A tool that the model may call and the client runs."""
+
+    type: Literal["custom"] | None = None
+    name: schema.FunctionName
+    description: str | None = None
+    strict: bool | None = None
+    input_schema: _Schema
+
+
+_Tool = Annotated[
+    Annotated[CustomTool, Tag("callable")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(callable_or_other("custom")),
+]
+
+
+class FreeToolChoice(schema.Strict):
+    """Whether the model may, must or must not call tools."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class MessageToolChoice(schema.Strict):
+    """Makes the model call this tool."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(schema.Strict):
+    """Whether a model that can think does. `budget_tokens` is accepted and not kept to."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: schema.PositiveInt | None = None
+
+
+class MessageFormat(schema.Strict):
+    """A JSON schema that the answer has to satisfy."""
+
+    type: Literal["json_schema"]
+    json_schema: Annotated[_Schema, Field(alias="schema")]
+
+
+class OutputConfig(schema.Strict):
+    effort: schema.Effort | None = None
+    format: MessageFormat | None = None
+
+
+class CountTokensBody(schema.Strict):
+    """The body of `POST /v1/messages/count_tokens`: all that makes a prompt."""
+
+    model: schema.ShortText
+    """An id from `GET /v1/models`."""
+    messages: Annotated[list[_Turn], Field(min_length=1, max_length=schema.MAX_MESSAGES)]
+    system: Annotated[str | Annotated[list[TextPart], _COUNTED], _STRING_OR_BLOCKS] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    """Those with an `input_schema`. Others are left out, and the header `x-hearth-ignored` names them."""
+    tool_choice: Annotated[FreeToolChoice | MessageToolChoice, Field(discriminator="type")] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: MessageFormat | None = None
+
+    @model_validator(mode="after")
+    def _tools_agree(self) -> Self:
+        names = {tool.name for tool in self.tools or () if isinstance(tool, CustomTool)}
+        choice = self.tool_choice
+        if isinstance(choice, MessageToolChoice) and choice.name not in names:
+            raise FieldError("tool_choice.name", "names a tool that is not in `tools`")
+        if isinstance(choice, FreeToolChoice) and choice.type == "any" and not names:
+            raise FieldError("tool_choice", "needs `tools`")
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            raise FieldError("output_format", "says the same as `output_config.format`: send one of them")
+        return self
+
+
+class MessagesBody(CountTokensBody):
+    max_tokens: schema.PositiveInt
+    """How long the answer may be."""
+    stop_sequences: Annotated[Any, AfterValidator(schema.stop_texts), BeforeValidator(_no_string)] = ()
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    """Higher is more random; 0 always takes the likeliest token. Default: the model's own, else 1."""
+    top_p: schema.TopP | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Only the likeliest so many tokens are drawn from; 0 means all."""
+
+    @model_validator(mode="after")
+    def _an_answer_can_follow(self) -> Self:
+        last = self.messages[-1]
+        if isinstance(last, AssistantTurn) and any(isinstance(block, ToolUseBlock) for block in last.content):
+            raise FieldError("messages", "must not end with a `tool_use`: send its `tool_result` in a message after it")
+        return self
+
+
+_Blocks = list[tuple[str, Block]]  # each with its path in the client's body
 
 
 @router.post("", response_class=Response)
-async def create_message(body: schema.MessagesBody, caller: ChatCaller) -> Response:
+async def create_message(body: MessagesBody, caller: ChatCaller) -> Response:
     """Answer a conversation with a message, whole or, with `stream: true`, as server-sent events."""
     chat, names = _to_chat(body, caller)
     return await caller.answer(chat, MessageAnswer(chat), stream=body.stream, naming=names.as_sent())
 
 
 @router.post("/count_tokens", response_class=Response)
-async def count_tokens(body: schema.CountTokensBody, caller: ChatCaller) -> Response:
+async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
     """Count the tokens that the same body would have as a prompt, tools and the model's own template included."""
     chat, names = _to_chat(body, caller)
     caller.record.model = chat.model
@@ -60,7 +263,7 @@ async def count_tokens(body: schema.CountTokensBody, caller: ChatCaller) -> Resp
     return json_response({"input_tokens": tokens})
 
 
-def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
+def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
     """Translate a body, to answer it or to count its tokens. Raises `ApiError` for what chat does not take."""
     names = FieldNames({"stop": "stop_sequences", "reasoning_effort": "output_config.effort"})
     messages, continues = _messages(body, names)
@@ -76,7 +279,7 @@ def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest,
             "json_schema": {"name": "answer", "schema": form.json_schema},
         }
         names["response_format"] = "output_format" if body.output_format else "output_config.format"
-    if isinstance(body, schema.MessagesBody):
+    if isinstance(body, MessagesBody):
         fields |= body.model_dump(include={"max_tokens", "stream", "temperature", "top_p", "top_k"})
         fields["stop"] = list(body.stop_sequences)
     with names.as_sent():
@@ -84,12 +287,12 @@ def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest,
     return replace(chat, continue_answer=continues), names
 
 
-def _tools(body: schema.CountTokensBody) -> dict[str, Any]:
+def _tools(body: CountTokensBody) -> dict[str, Any]:
     if not body.tools:
         return {}
     fields: dict[str, Any] = {"tools": [_tool(tool) for tool in body.tools]}
     choice = body.tool_choice
-    if isinstance(choice, schema.MessageToolChoice):
+    if isinstance(choice, MessageToolChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice is not None:
         fields["tool_choice"] = _CHOICES[choice.type]
@@ -98,14 +301,14 @@ def _tools(body: schema.CountTokensBody) -> dict[str, Any]:
     return fields
 
 
-def _tool(tool: schema.CustomTool | OtherTool) -> dict[str, Any]:
+def _tool(tool: CustomTool | OtherTool) -> dict[str, Any]:
     if isinstance(tool, OtherTool):
         return {"type": tool.word}
     names = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
     return {"type": "function", "function": names}
 
 
-def _messages(body: schema.CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:
+def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:
     """Return chat messages, and whether the last one is to be continued."""
     system = _system(body)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -122,7 +325,7 @@ def _messages(body: schema.CountTokensBody, names: FieldNames) -> tuple[list[dic
     return messages, True
 
 
-def _placed(path: str, content: str | Sequence[schema.Block] | None) -> _Blocks:
+def _placed(path: str, content: str | Sequence[Block] | None) -> _Blocks:
     """Return the blocks of a content, each with its path; a plain text is one block."""
     if isinstance(content, str) or not content:
         return [(path, TextPart(type="text", text=content if isinstance(content, str) else ""))]
@@ -133,19 +336,19 @@ def _text(blocks: _Blocks) -> str:
     return "\n".join(block.text for _, block in blocks if isinstance(block, TextPart) and block.text)
 
 
-def _system(body: schema.CountTokensBody) -> str:
+def _system(body: CountTokensBody) -> str:
     """All instructions, first in the conversation: templates of many models refuse them anywhere else."""
-    contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, schema.SystemTurn))]
+    contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, SystemTurn))]
     blocks = [placed for content in contents for placed in _placed("system", content)]
     return _text([placed for placed in blocks if not _text([placed]).startswith(_BILLING_LINE)])
 
 
-def _turns(body: schema.CountTokensBody) -> list[tuple[str, _Blocks]]:
+def _turns(body: CountTokensBody) -> list[tuple[str, _Blocks]]:
     """Messages of one role in a row are one turn: many templates want the roles to take turns."""
     said = [
         (message.role, placed)
         for position, message in enumerate(body.messages)
-        if not isinstance(message, schema.SystemTurn)
+        if not isinstance(message, SystemTurn)
         for placed in _placed(f"messages[{position}].content", message.content)
     ]
     return [(role, [placed for _, placed in turn]) for role, turn in groupby(said, key=itemgetter(0))]
@@ -156,7 +359,7 @@ def _assistant(blocks: _Blocks) -> dict[str, Any]:
     calls = [
         tool_call(block.id, block.name, msgspec.json.encode(block.input).decode())
         for _, block in blocks
-        if isinstance(block, schema.ToolUseBlock)
+        if isinstance(block, ToolUseBlock)
     ]
     if not calls:
         return {"role": "assistant", "content": text}
@@ -168,18 +371,18 @@ def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]
     messages: list[dict[str, Any]] = []
     parts: _Blocks = []
     for path, block in blocks:
-        if isinstance(block, schema.ToolResultBlock):
+        if isinstance(block, ToolResultBlock):
             inner = _placed(f"{path}.content", block.content)
             text = f"Error: {_text(inner)}" if block.is_error else _text(inner)
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-            parts += [(place, part) for place, part in inner if isinstance(part, schema.ImageBlock)]
+            parts += [(place, part) for place, part in inner if isinstance(part, ImageBlock)]
         else:
             parts.append((path, block))
-    if not any(isinstance(part, schema.ImageBlock) for _, part in parts):
+    if not any(isinstance(part, ImageBlock) for _, part in parts):
         return [*messages, {"role": "user", "content": _text(parts)}] if parts else messages
     content: list[dict[str, Any]] = []
     for path, part in parts:
-        if isinstance(part, schema.ImageBlock):
+        if isinstance(part, ImageBlock):
             names[f"messages[{first + len(messages)}].content[{len(content)}]"] = f"{path}.source"
             content.append({"type": "image_url", "image_url": {"url": part.source.url}})
         elif isinstance(part, TextPart) and part.text:
