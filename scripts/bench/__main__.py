@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, images, memory, speech, start, tracing, vectors
+from bench import batch, chat, media, overhead, overload, start
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -19,17 +19,17 @@ app = typer.Typer(
 )
 for command in (
     chat.Chat,
-    fair.Fair,
+    overload.Fair,
     start.Start,
     start.Killed,
-    tracing.Tracing,
-    images.Images,
+    overhead.Tracing,
+    media.Images,
     batch.Batch,
     batch.Files,
-    memory.Many,
-    memory.Pictures,
-    speech.Speech,
-    vectors.Vectors,
+    overload.Many,
+    overload.Pictures,
+    media.Speech,
+    overhead.Vectors,
 ):
     app.command(command.__name__.lower())(command)
 

@@ -14,8 +14,21 @@ import typer
 from bench import report
 from bench.load import LoadJob, LoadResult, Work, load_generator, run_vllm
 from bench.report import listed, numbers, words
-from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, running, say, start_hearth
-from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
+from bench.servers import (
+    HEARTH,
+    RUST,
+    SERVE,
+    Server,
+    Start,
+    Usage,
+    planned,
+    running,
+    rust_frontend,
+    say,
+    start_hearth,
+    start_vllm,
+    unequal,
+)
 
 Ask: TypeAlias = Callable[[Server, LoadJob], Awaitable[report.Figures]]
 _FEWEST_REQUESTS = 8

@@ -13,8 +13,7 @@ import typer
 from bench import report, servers
 from bench.load import CHAT, BenchError, chat_body
 from bench.report import listed, words
-from bench.servers import HEARTH, RUST, SERVE, Server
-from bench.vllm_server import rust_frontend, start_vllm
+from bench.servers import HEARTH, RUST, SERVE, Server, rust_frontend, start_vllm
 
 from engine import ANSWERS
 from engine.pool.model_state import STEADY_SECONDS

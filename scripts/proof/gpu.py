@@ -31,8 +31,18 @@ import httpx2
 import yaml
 from bench.load import BenchError, load_generator
 from bench.report import versions
-from bench.servers import HEARTH, SERVE, Server, Workspace, create_key, model_entries, open_workspace, say, start_hearth
-from bench.vllm_server import start_vllm
+from bench.servers import (
+    HEARTH,
+    SERVE,
+    Server,
+    Workspace,
+    create_key,
+    model_entries,
+    open_workspace,
+    say,
+    start_hearth,
+    start_vllm,
+)
 from PIL import Image
 from proof import contract
 from proof.images import prove_images, write_random

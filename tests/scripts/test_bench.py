@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 from bench.batch import Batch
 from bench.chat import answer_figures, usage_figures
-from bench.images import poisson
 from bench.load import NUMBER, Answer, BenchError, LoadJob, LoadResult, beats, load_generator, run_load
-from bench.memory import outcome
+from bench.media import poisson
+from bench.overload import outcome
 from bench.report import Report, in_turns, medians, numbers, paired_ratios, percentiles_ms, print_table, row_of, shown
-from bench.servers import TIER, Usage, cpu_seconds, family, open_workspace, pss_bytes
-from bench.vllm_server import flags, serve_arguments
+from bench.servers import TIER, Usage, cpu_seconds, family, flags, open_workspace, pss_bytes, serve_arguments
 
 from engine import load_config
 

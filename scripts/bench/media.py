@@ -1,4 +1,4 @@
-"""`bench images`: images joined in three ways under the same load, and short images beside long ones."""
+"""`bench images`, `bench speech`: images joined in three ways, short beside long ones; how soon a page is heard."""
 
 import asyncio
 import random
@@ -13,7 +13,8 @@ import typer
 import yaml
 from bench import report
 from bench.load import NUMBER, LoadJob
-from bench.servers import Server, Workspace, running, say, start_hearth
+from bench.report import listed, numbers
+from bench.servers import HEARTH, Server, Workspace, running, say, start_hearth
 
 from engine import demo
 from engine.config.models import SIZES
@@ -24,13 +25,14 @@ _ENGINE: dict[str, dict[str, Any]] = {
     REQUESTS: {"batching": "requests"},
     ONE_BY_ONE: {"batching": "requests", "max_batch": {f"{size}x{size}": 1 for size in SIZES}},
 }
-_PATH = "/v1/images/generations"
 _FEWEST_IMAGES = 9
 _BODIES = 60
 _LOADS, _SHORT_LOAD = (0.7, 1.5), 0.3  # what is asked for, as parts of what one by one can do
 _LONG_BESIDE = 2
 _LEAD_SECONDS = 2.0
 _REST_SECONDS = 2.0
+_PAGE = 4096  # characters, as many as a request may have
+_TEXT = "The office opens at 8:30 on Monday, 24 November 2026, and 12 people come. "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +128,50 @@ def image_job(
         }
         for number in range(_BODIES)
     ]
-    return server.job(label, bodies, path=_PATH, **how)
+    return server.job(label, bodies, path="/v1/images/generations", **how)
 
 
 def poisson(rate: float, count: int, *, seed: int) -> list[float]:
     """Return the moments of `count` requests, `rate` a second on average, which only the seed decides."""
     source = random.Random(seed)  # noqa: S311  # repeatable on purpose
     return list(accumulate(source.expovariate(rate) for _ in range(count)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech(report.Benchmark):
+    """Measure the first sound of pages, alone and many at once."""
+
+    model: report.Model = "service-voice"
+    voice: Annotated[str, typer.Option(help="A voice of GET /v1/audio/voices.")] = "emma"
+    streams: Annotated[Sequence[int], listed(numbers, "Texts that are asked for at once; a row each.")] = (1, 50)
+    requests: Annotated[int, typer.Option(min=1, help="Pages of a row with one at a time.")] = 10
+    repeats: report.Repeats = 3
+    method = "closed loop, MP3; first sound is the first byte of the body"
+
+    async def measure(self) -> report.Report:
+        async with self.one_server() as (whole, server):
+            await self._pages(1, server, "warm")
+            rows = [
+                await report.in_turns(
+                    f"page, {streams} at once",
+                    {HEARTH: server},
+                    partial(self._pages, streams),
+                    self.repeats,
+                    "first_sound_p50_ms",
+                )
+                for streams in self.streams
+            ]
+        whole.tables = [("Speech", rows)]
+        return whole
+
+    async def _pages(self, streams: int, server: Server, label: object) -> report.Figures:
+        body = {"model": server.model, "voice": self.voice, "input": (_TEXT * _PAGE)[:_PAGE]}
+        requests = self.requests if streams == 1 else streams
+        how = {"path": "/v1/audio/speech", "streams": streams, "requests": requests}
+        result, used = await server.measure(server.job(f"{streams} {label}", [body], **how))
+        first = [one.first_piece - one.asked for one in result.answers]
+        return {
+            **report.percentiles_ms("first_sound", first, 50, 95),
+            **report.percentiles_ms("whole", result.latencies, 50),
+            "server_cpu_ms_per_text": used.api_cpu_seconds / len(result.answers) * 1000,
+        }
