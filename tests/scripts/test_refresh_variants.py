@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hub_server import COMMIT, HubServer
-from upstream import variants
+from upstream import refresh_variants
 from weight_parts import hub_here
 
 from engine.config import load_config
@@ -72,7 +72,7 @@ def add(hub: HubServer, name: str, gib: float, shape: dict[str, Any] = SHAPE, **
 
 
 def refresh(hub: HubServer, models: Path, *arguments: str) -> int:
-    return variants.main(["--models", str(models), "--endpoint", hub.endpoint, *arguments])
+    return refresh_variants(["--models", str(models), "--endpoint", hub.endpoint, *arguments])
 
 
 def test_revisions_and_sizes_are_a_difference_and_are_written_on_demand(

@@ -198,7 +198,7 @@ def test_check_vllm_lists_what_is_gone_and_ends_with_1_when_it_is_needed(tmp_pat
 
 def check_vllm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "upstream.vllm_release", *arguments],
+        [sys.executable, "-m", "upstream", "check-vllm", *arguments],
         cwd=ROOT,
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"},
         capture_output=True,

@@ -1,21 +1,26 @@
-"""Compares the variants of models.yaml with what the model hub says of their repositories; scripts/refresh-variants.
+"""Compares what we state with what others publish: variants with the model hub, our use of vLLM with a release of it.
 
-Of each repository the list of files and the small descriptions are fetched, never the weights. What the file can be
-given is printed as a difference, or written: the commit (`revision`), the size of the weights, that of the download.
-What a person has to look at is a line on standard error and exit code 1: another licence, a gate, another KV cache.
+`python -m upstream refresh-variants` and `python -m upstream check-vllm` are behind the scripts of these names.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
+import json
 import re
+import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from engine.backends.vllm.compat import NAMES
+from engine.compat import Sources, missing
 from engine.config import load_config
 from engine.config.models import VariantSpec
 from engine.errors import EngineError
@@ -24,9 +29,10 @@ from engine.placement.needs import ContextNeeds
 from engine.weights.download import Pull, Wanted, prepared
 from engine.weights.manifest import silent
 
-MODELS = Path(__file__).parents[2] / "models.yaml"
+ROOT = Path(__file__).parents[1]
 # Of what is stated: below it nothing is changed.
 _TOLERANCE = 0.02
+_OTHER_CODE = "has other code"
 
 
 @dataclass(frozen=True)
@@ -41,11 +47,19 @@ class Found:
     needs: ContextNeeds | None
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/refresh-variants", description=(__doc__ or "").split("\n\n")[0])
+def refresh_variants(arguments: list[str]) -> int:
+    """Compares the variants of models.yaml with what the model hub says of their repositories.
+
+    Of each repository the list of files and the small descriptions are fetched, never the weights. What the file can
+    be given is printed as a difference, or written: the commit (`revision`), the size of the weights, that of the
+    download. What a person has to look at is a line on standard error and exit code 1: another licence, a gate,
+    another KV cache.
+    """
+    about = (refresh_variants.__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog="scripts/refresh-variants", description=about)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help="folders of variants; default: all")
     parser.add_argument("--write", action="store_true", help="change the file")
-    parser.add_argument("--models", type=Path, default=MODELS, help="another models.yaml")
+    parser.add_argument("--models", type=Path, default=ROOT / "models.yaml", help="another models.yaml")
     parser.add_argument("--endpoint", help="another hub, like a mirror; default: HF_ENDPOINT")
     given = parser.parse_args(arguments)
     before = text = given.models.read_text(encoding="utf-8")
@@ -140,5 +154,91 @@ def _with(block: str, key: str, value: str, behind: str) -> str:
     return re.sub(rf"^( +){behind}:.*\n", rf"\g<0>\g<1>{key}: {value}\n", block, count=1, flags=re.MULTILINE)
 
 
+def check_vllm(arguments: list[str]) -> int:
+    """What a release of vLLM would break: its wheel is fetched and read, neither installed nor run.
+
+    Three things are looked at: the names of engine/backends/vllm/compat.py, what our files import of vLLM, and which of
+    the functions that ours replace or call have other code than in the installed release, to be read by a person.
+    """
+    parser = argparse.ArgumentParser(prog="scripts/check-vllm", description=check_vllm.__doc__)
+    parser.add_argument("version", help="a release, like 0.33.0, or the path of a wheel")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="hearth-check-vllm-") as folder:
+        rows = findings(sources_of(asked.version, Path(folder)))
+    print(
+        json.dumps({"version": asked.version, "findings": rows}, indent=2) if asked.json else table(asked.version, rows)
+    )
+    return int(any(row["kind"] == "needed" and row["problem"] != _OTHER_CODE for row in rows))
+
+
+def sources_of(version: str, folder: Path) -> Sources:
+    wheel = Path(version)
+    if wheel.suffix != ".whl":
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        subprocess.run([*command, "--dest", str(folder), f"vllm=={version}"], check=True, stdout=sys.stderr)
+        (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.endswith((".py", ".pyi"))])
+    return Sources({"vllm": folder / "vllm"})
+
+
+def findings(sources: Sources) -> list[dict[str, Any]]:
+    """List what is gone or changed: what is needed first."""
+    found = [(each.name, each.kind, problem, each.patch, each.without) for each, problem in missing(NAMES, sources)]
+    optional = {each.name for each in NAMES if each.kind == "optional"}
+    found += [
+        (name, "needed", "is gone", file, f"{file} cannot be imported.")
+        for name, file in imported(sorted((ROOT / "engine").rglob("*.py"))).items()
+        if name not in optional and sources.find(name) is None
+    ]
+    installed = Sources()
+    found += [
+        (each.name, each.kind, _OTHER_CODE, each.patch, "To be read.")
+        for each in {each.name: each for each in NAMES if each.name.startswith("vllm.")}.values()
+        if "" not in (codes := {_code(installed.find(each.name)), _code(sources.find(each.name))}) and len(codes) == 2
+    ]
+    rows = [dict(zip(("name", "kind", "problem", "used by", "without"), one, strict=True)) for one in found]
+    return sorted(rows, key=lambda row: (row["problem"] == _OTHER_CODE, row["kind"] != "needed", row["name"]))
+
+
+def imported(files: list[Path]) -> dict[str, str]:
+    """Return what these files of ours import of vLLM, public or not: dotted names, with the file of each."""
+    found: dict[str, str] = {}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "vllm":
+                found |= {f"{node.module}.{alias.name}": file.name for alias in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name: file.name for alias in node.names if alias.name.partition(".")[0] == "vllm"}
+    return found
+
+
+def _code(function: ast.AST | None) -> str:
+    """Return a function's code without docstrings, comments and layout; nothing for what is no function."""
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    for node in ast.walk(function):
+        match getattr(node, "body", None):
+            case [ast.Expr(value=ast.Constant()), _, *_] as body:
+                del body[0]
+    return ast.dump(function)
+
+
+def table(version: str, rows: list[dict[str, Any]]) -> str:
+    broken = [row for row in rows if row["problem"] != _OTHER_CODE]
+    changed = [row for row in rows if row["problem"] == _OTHER_CODE]
+    lines = [f"vLLM {version}: {len(NAMES)} names looked for, {len(broken)} gone or of another signature."]
+    lines += [
+        f"  {row['kind']:<8}  {row['name']} {row['problem']}\n            used by {row['used by']}: {row['without']}"
+        for row in broken
+    ]
+    if changed:
+        lines.append(f"{len(changed)} functions have other code than in the installed release. To be read:")
+        lines += [f"  {row['kind']:<8}  {row['name']}  ({row['used by']})" for row in changed]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    name, *given = sys.argv[1:]
+    sys.exit({"refresh-variants": refresh_variants, "check-vllm": check_vllm}[name](given))
