@@ -1,17 +1,19 @@
-"""Draws the pictures of docs/ that are made of data: `.venv/bin/python scripts/pages/pictures.py`.
+"""Makes the parts of docs/ that come of data: its pictures, and the tables of docs/gpu.md.
 
-Plots of docs/benchmarks.json, the memory of a 24 GiB card as planned, the states of a model. Each is light or dark as
-the reader's system is. tests/scripts/test_docs_pictures.py keeps them true. Terminals: tests/docs/test_recordings.py.
+`.venv/bin/python scripts/pages/figures.py` writes all: plots of docs/benchmarks.json, the memory of a 24 GiB card as
+planned, the states of a model, each light or dark as the reader's system is; and the plans of the machines of
+tests/engine/golden_plans. tests/scripts/test_figures.py keeps them true. Terminals: tests/docs/test_recordings.py.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
-from engine.config import load_config
+from engine.config import Config, load_config
 from engine.placement.hardware import GIB, Prefer, imagined
 from engine.placement.plan import plan
 from engine.placement.types import Placed, Plan
@@ -117,9 +119,7 @@ def memory(gib: int) -> str:
     parts, y = [text(left + 190 * number + 18, 25, name) for number, name in enumerate(_PARTS)], 44
     parts += [bar(left + 190 * number, 14, 12, 12, number) for number in range(len(_PARTS))]
     for prefer in get_args(Prefer):
-        found = plan(config, replace(imagined(f"1x{gib}"), prefer=prefer))
-        assert isinstance(found, Plan)  # noqa: S101  # the shipped models fit
-        placed = [one for one in found.models if one.gpus and one.need]
+        placed = [one for one in _planned(config, f"1x{gib}", prefer) if one.gpus and one.need]
         parts.append(text(left, y + 16, f"HEARTH_PREFER={prefer}, one GPU of {gib} GiB"))
         y, x = y + 28, float(left)
         for one in sorted(placed, key=lambda one: one.state):  # "resident" comes before "swapped"
@@ -132,6 +132,12 @@ def memory(gib: int) -> str:
         parts.append(f'<path class="axis" d="M{left} {y + 4} h{gib * scale:.0f}"/>')
         y += 22
     return svg(900, y, f"Memory of one GPU of {gib} GiB", parts)
+
+
+def _planned(config: Config, shape: str, prefer: Prefer) -> tuple[Placed, ...]:
+    found = plan(config, replace(imagined(shape), prefer=prefer))
+    assert isinstance(found, Plan)  # noqa: S101  # the shipped models fit all of them
+    return found.models
 
 
 def _name(one: Placed) -> str:
@@ -194,6 +200,60 @@ def pictures() -> dict[str, str]:
     }
 
 
+PAGE = DOCS / "gpu.md"
+MACHINES = ("1x8", "1x12", "1x16", "1x22.5", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80")
+# A question with its answer, as people chat; agents send ten times as much.
+CHAT_TOKENS = 4096
+# Of people who chat, one in so many waits for an answer at any moment.
+PEOPLE_PER_CHAT = 10
+_HEAD = ("GPUs", "`service-plus`", "`service-pro`", "`service-image`", "short chats at once", "people")
+
+
+def page(written: str, config: Config) -> str:
+    """Return the page with its tables as they are now, each between its two comments."""
+    for prefer in get_args(Prefer):
+        made = f"<!-- {prefer} -->\n{table(config, prefer)}<!-- end -->"
+        written = re.sub(rf"<!-- {prefer} -->\n.*?<!-- end -->", made, written, count=1, flags=re.DOTALL)
+    return written
+
+
+def table(config: Config, prefer: Prefer) -> str:
+    """Return the plans of all machines as a table in Markdown; for `quality` only those that it changes."""
+    plans = [_row(config, shape, prefer) for shape in MACHINES]
+    if prefer == "quality":
+        plans = [row for row, shape in zip(plans, MACHINES, strict=True) if row != _row(config, shape, "resident")]
+    rows = [_HEAD, ("---",) * len(_HEAD), *plans]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(config: Config, shape: str, prefer: Prefer) -> tuple[str, ...]:
+    count, size = shape.split("x")
+    placed = {one.id: one for one in _planned(config, shape, prefer)}
+    plus, pro, image = (placed[name] for name in ("service-plus", "service-pro", "service-image"))
+    chats = [_short_chats(one) for one in (plus, pro)]
+    people = min(chats) * PEOPLE_PER_CHAT if "swapped" in {plus.state, pro.state} else sum(chats) * PEOPLE_PER_CHAT
+    cells = (f"{count}x{size}GiB", _model(plus), _model(pro), _model(image))
+    return (*cells, " + ".join(map(str, chats)), str(people))
+
+
+def _model(one: Placed) -> str:
+    name = one.variant.id if one.variant else "the demo"
+    context = f", {one.context_length // 1024}k" if one.context_length else ""
+    engines = f", {len(one.replicas) + 1} engines" if one.replicas else ""
+    return f"{name}{context}{engines}{'*' if one.state == 'swapped' else ''}"
+
+
+def _short_chats(model: Placed) -> int:
+    """Return how many short conversations run at the same time, on all engines of a model."""
+    count = 0
+    for one in (model, *model.replicas):
+        if one.need is not None and one.need.cache is not None:
+            room = one.need.cache.coarse().chats(one.kv_bytes, CHAT_TOKENS)
+            count += max(1, min(room, one.sequences or one.need.sequences))
+    return count
+
+
 if __name__ == "__main__":
     for name, drawn in pictures().items():
         (DOCS / name).write_text(drawn, encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), load_config(ROOT / "models.yaml")), encoding="utf-8")
