@@ -46,8 +46,7 @@ from bench.servers import (
 from PIL import Image
 from proof import contract
 from proof.images import prove_images, write_random
-from proof.limit import tokens_per_second
-from proof.report import Proof, Skipped
+from proof.report import Proof, Skipped, tokens_per_second
 
 from engine import load_config
 from engine.config.models import VariantSpec
@@ -108,7 +107,7 @@ class Proving:
         for gpu in self.hardware.gpus:
             # In a process of its own, which leaves nothing on the GPU.
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu.index)}
-            command = [sys.executable, str(ROOT / "scripts/proof/limit.py")]
+            command = [sys.executable, str(ROOT / "scripts/proof/report.py")]
             measured = partial(subprocess.run, command, env=environment, stdout=subprocess.PIPE, check=True)
             self.bytes_per_second[gpu.index] = float((await asyncio.to_thread(measured)).stdout)
         return {f"GPU {index}": f"{value / 1e9:.0f} GB/s" for index, value in self.bytes_per_second.items()}
