@@ -45,7 +45,6 @@ from bench.servers import (
 )
 from PIL import Image
 from proof import contract
-from proof.images import prove_images, write_random
 from proof.report import Proof, Skipped, tokens_per_second
 
 from engine import load_config
@@ -91,6 +90,8 @@ class Proving:
             await self._make_random()
         await proof.try_step("server", self._with_server, limit_seconds=float("inf"))
         profiles = {one.variant.profile for one in self.placed if one.variant and one.variant.profile}
+        from proof.images import prove_images  # it loads torch and diffusers
+
         await prove_images(proof, sorted(profiles) or ["sdxl", "z-image-turbo"], small=not self.on_gpu)
         return proof
 
@@ -148,6 +149,7 @@ class Proving:
         return {"shape": variant.id if self.on_gpu else f"a small one of the parts of {variant.id}"}
 
     async def _random_images(self, variant: VariantSpec, profile: str) -> dict[str, Any]:
+        from proof.images import write_random
         from proof.random_chat import complete
 
         folder = self.folder / "weights" / variant.id

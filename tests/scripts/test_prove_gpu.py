@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from plan_parts import shipped
-from proof import gpu, images
+from proof import gpu
 from proof.report import Proof, Skipped, as_markdown, tokens_per_second
 from test_kv_blocks import CONFIGS, SHIPPED
 
@@ -116,6 +116,8 @@ def test_a_small_one_is_taken_for_a_fetched_one(name: str, tmp_path: Path):
 
 @pytest.mark.engine
 def test_images_are_measured_without_a_server(tmp_path: Path):
+    from proof import images
+
     assert images.main(["--small", "--profiles", "sdxl", "--out", str(tmp_path)]) == 0
     steps = json.loads((tmp_path / "proof.json").read_text())["steps"]
     assert [step["name"] for step in steps[2:4]] == ["sdxl: 1 x 512 at once", "sdxl: 2 x 512 at once"]
