@@ -34,7 +34,7 @@ def mutants(folder: Path, *arguments: str, **config: object) -> subprocess.Compl
     (folder / "test_core.py").write_text(TEST)
     target = {"file": "core.py", "only": ["is_large"], "tests": ["test_core.py"]}
     (folder / "mutants.yaml").write_text(yaml.safe_dump({"targets": [target]} | config))
-    command = [sys.executable, str(ROOT / "scripts" / "mutants.py"), "--config", "mutants.yaml", "--json", "found.json"]
+    command = [sys.executable, str(ROOT / "tests" / "mutants.py"), "--config", "mutants.yaml", "--json", "found.json"]
     environment = os.environ | {"COLUMNS": "200"}
     return subprocess.run(
         [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
