@@ -105,6 +105,7 @@ _VOLUME = 3
 _VOLUME_PERCENT = 50
 # Their phases go on from one text to the next, and the same text would never sound the same.
 _STEADY = ("flutter 0", "roughness 0")
+_USUAL_SPEED = "speed 100"  # else a voice without a speed of its own has that of the voice before it
 _VOWEL = "a."
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
@@ -148,7 +149,7 @@ class EspeakNG:
         """Take a voice: a language (ISO 639-1) and the lines of a voice file. Raises `LoadError`."""
         if self._chosen == (language, sound):
             return
-        self._set_voice([*self._lines(language, self._dictionary(language)), *sound, *_STEADY])
+        self._set_voice([*self._lines(language, self._dictionary(language)), _USUAL_SPEED, *sound, *_STEADY])
         self._chosen = (language, sound)
 
     def speak(self, text: str, seed: int) -> NDArray[np.float32]:
