@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -63,6 +64,12 @@ def test_from_nothing_to_a_first_answer_over_a_line_that_is_cut(hub: HubServer, 
         answer = httpx2.post(f"{server.base_url}/chat/completions", json=body, headers=headers, timeout=60)
         assert answer.json()["choices"][0]["message"]["content"] == "The capital of France is Paris."
         assert "tiny-chat" in server.hearth("status")
+        # The page's download: once more, in the server that has engines by now.
+        shutil.rmtree(tmp_path / "weights" / "tiny-chat")
+        address = f"{server.base_url}/admin/weights/pull"
+        said = httpx2.post(address, json={"models": ["tiny-chat"]}, headers=headers, timeout=60).text
+        assert '"ok":true' in said, said
+        assert (tmp_path / "weights" / "tiny-chat" / WEIGHTS).is_file()
 
 
 def _alone(

@@ -5,6 +5,7 @@ one runs at a time; a download goes on when its watcher leaves, as it would in a
 """
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
@@ -46,6 +47,8 @@ class Commands:
     """One per app: the command that runs, and what the download has said so far."""
 
     settings: Settings
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    """That of the server's start. What is added for its engines, HF_HUB_OFFLINE among it, is not for commands."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     pull: "Pull | None" = None
 
@@ -54,7 +57,9 @@ class Commands:
         given = self.settings
         folders = ["--data-dir", given.data_dir, "--weights-dir", given.weights_dir, "--models", given.models]
         command = [sys.executable, "-m", "server", *words, *map(str, folders)]
-        return await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=stderr)
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=PIPE, stderr=stderr, env=self.environment
+        )
 
     async def ask(self, *words: str) -> Response:
         """Return the JSON that a command prints. Raises `ApiError`."""
