@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -87,9 +87,7 @@ def run(  # noqa: PLR0913  # one argument per option
     """
     asked = endpoint or _endpoint_of(file)
     with _Server.open(url, data_dir) as server:
-        sent = server.upload(file)
-        body = {"input_file_id": sent["id"], "endpoint": asked, "completion_window": window}
-        batch = server.send("POST", "/batches", json=body)
+        sent, batch = server.start(file, asked, window, keep=keep)
         typer.echo(f"{batch['id']}: {file.name}, {sent['bytes']} bytes")
         try:
             batch, seconds = _followed(server, batch)
@@ -201,9 +199,18 @@ class _Server:
         except httpx2.TransportError as error:
             self._give_up(error)
 
-    def upload(self, file: Path) -> dict[str, Any]:
+    def start(self, file: Path, endpoint: str, window: str, *, keep: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Send a file and have its batch made; return both. A batch that is refused leaves no file, unless `keep`."""
         with file.open("rb") as opened:
-            return self.send("POST", "/files", files={"file": (file.name, opened)}, data={"purpose": "batch"})
+            sent = self.send("POST", "/files", files={"file": (file.name, opened)}, data={"purpose": "batch"})
+        body = {"input_file_id": sent["id"], "endpoint": endpoint, "completion_window": window}
+        try:
+            return sent, self.send("POST", "/batches", json=body)
+        except typer.Exit:
+            with suppress(httpx2.TransportError):  # what went wrong has been said
+                if not keep:
+                    self._request("DELETE", f"/files/{sent['id']}")
+            raise
 
     def save(self, file: str, target: Path) -> None:
         try:

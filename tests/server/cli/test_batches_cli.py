@@ -54,6 +54,11 @@ def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: P
     file = tmp_path / "wrong.jsonl"
     file.write_bytes(b"nonsense\n")
     assert "names no `url`" in hearth(server, key, "run", file).stderr
+    kept = {entry.name for entry in (server.data_dir / "batches" / "files").iterdir()}
+    refused = hearth(server, key, "run", file, "--endpoint", "/v1/foo")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "endpoint" in refused.stderr
+    assert {entry.name for entry in (server.data_dir / "batches" / "files").iterdir()} <= kept
     before = tmp_path / "wrong.jsonl.output.jsonl"
     before.write_text("of a run before")
     failed = hearth(server, key, "run", file, "--endpoint", "/v1/chat/completions")
