@@ -304,9 +304,10 @@ def rotate(
     async def work(store: KeyStore, public_id: str) -> tuple[str, ApiKey, ApiKey]:
         return *await store.rotate(public_id, overlap_span, expires_at=expires_at), await store.find(public_id)
 
-    text, new, old = _on_key(load_settings(**context.obj), key_or_name, work)
+    settings = load_settings(**context.obj)
+    text, new, old = _on_key(settings, key_or_name, work)
     tell(
-        {"key": text, **Key.model_validate(new).model_dump(), "replaces": old.public_id},
+        {"key": text, **_data(new, _tiers(settings)), "replaces": old.public_id},
         f"Key {new.public_id} replaces {old.public_id} ({old.name}), which works until {_minute(old.expires_at)}."
         f" The new one {f'works until {_minute(new.expires_at)}' if new.expires_at else 'has no end'}.\n",
         text,
@@ -330,9 +331,10 @@ def expire(  # noqa: PLR0913 - one argument per option
         refuse(f"Give its end: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
     option, given = ("--in", in_) if at is None else ("--at", at)
     end = None if given is None else read_time(option, given, future, utc_now())
-    key = _on_key(load_settings(**context.obj), key_or_name, lambda store, public_id: store.expire(public_id, end))
+    settings = load_settings(**context.obj)
+    key = _on_key(settings, key_or_name, lambda store, public_id: store.expire(public_id, end))
     ends = f"works until {_minute(end)}" if end else "has no end"
-    tell(Key.model_validate(key).model_dump(), f"Key {key.public_id} ({key.name}) {ends}.", _SOON, as_json=as_json)
+    tell(_data(key, _tiers(settings)), f"Key {key.public_id} ({key.name}) {ends}.", _SOON, as_json=as_json)
 
 
 @app.command()
@@ -343,12 +345,13 @@ def revoke(context: typer.Context, key_or_name: Named, *, as_json: AsJson = Fals
         keys = await store.list()
         return await store.revoke(public_id), keys
 
-    key, keys = _on_key(load_settings(**context.obj), key_or_name, work)
+    settings = load_settings(**context.obj)
+    key, keys = _on_key(settings, key_or_name, work)
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
     lines = [revoked, "A running server refuses it within 10 seconds."]
     if "admin" in key.scopes and set(working_admins(keys, utc_now())) <= {key.public_id}:
         lines.append(f"No admin key is left. Create one: {HEARTH} {_NEW_ADMIN}")
-    tell(Key.model_validate(key).model_dump(), *lines, as_json=as_json)
+    tell(_data(key, _tiers(settings)), *lines, as_json=as_json)
 
 
 def _on_key(settings: Settings, given: str, work: Callable[[KeyStore, str], Awaitable[T]]) -> T:
@@ -362,9 +365,13 @@ def _on_key(settings: Settings, given: str, work: Callable[[KeyStore, str], Awai
 
 
 async def _id_of(given: str, store: KeyStore) -> str:
-    """Return the id of the key that was typed: by its id, or by a name that no other has; or end."""
+    """Return the id of the key that was typed: by its id, or by a name that no other has; or end.
+
+    Revoked keys have their names as long as no other key has.
+    """
     keys = await store.list()
-    named = [key.public_id for key in keys if key.name == given and key.revoked_at is None]
+    same = [key for key in keys if key.name == given]
+    named = [key.public_id for key in same if key.revoked_at is None] or [key.public_id for key in same]
     if not named or public_id_in(given) in {key.public_id for key in keys}:
         unknown = f"No key has this name, and it is no id of a key. `{HEARTH} keys list` shows ids and names."
         return public_id_in(given) or refuse(unknown)

@@ -278,7 +278,16 @@ def test_revoke_takes_a_name_that_one_key_has_and_names_the_ids_where_there_are_
     assert keys("revoke", first).exit_code == 0
     revoked = json.loads(keys("revoke", "laptop", "--json").stdout)
     assert (revoked["public_id"], revoked["revoked_at"] is None) == (second, False)
+    assert "effective_limits" in revoked
+    third = created(keys)["public_id"]  # a key that works comes first
+    assert json.loads(keys("show", "laptop", "--json").stdout)["public_id"] == third
     assert keys("revoke", "nobody's").exit_code == 2
+
+
+def test_a_revoked_key_is_found_by_a_name_that_no_other_has(keys: Keys) -> None:
+    only = created(keys)["public_id"]
+    keys("revoke", "laptop")
+    assert json.loads(keys("show", "laptop", "--json").stdout)["public_id"] == only
 
 
 def test_a_name_that_one_key_has_stands_for_its_id_in_each_verb(keys: Keys) -> None:
@@ -286,6 +295,7 @@ def test_a_name_that_one_key_has_stands_for_its_id_in_each_verb(keys: Keys) -> N
     for verb in (["show"], ["update", "--notes", "new"], ["expire", "--in", "90d"], ["rotate"]):
         told = keys(verb[0], "laptop", *verb[1:], "--json")
         assert (told.exit_code, first in told.stdout) == (0, True), told.output
+        assert "effective_limits" in json.loads(told.stdout)
     for verb in (["show"], ["update", "--notes", "new"], ["expire", "--never"], ["rotate"], ["revoke"]):
         assert "2 keys have this name" in keys(verb[0], "laptop", *verb[1:]).stderr
         assert "no id of a key" in keys(verb[0], "nobody's", *verb[1:]).stderr
