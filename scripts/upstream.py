@@ -241,4 +241,9 @@ def table(version: str, rows: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    sys.exit({"refresh-variants": refresh_variants, "check-vllm": check_vllm}[name](given))
+    try:
+        sys.exit({"refresh-variants": refresh_variants, "check-vllm": check_vllm}[name](given))
+    except subprocess.CalledProcessError:
+        sys.exit("pip could not fetch it, and says why above.")
+    except OSError as error:
+        sys.exit(f"{error.filename or error}: {error.strerror or 'cannot be read'}.")

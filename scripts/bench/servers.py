@@ -33,6 +33,7 @@ from engine.backends.vllm.engine import Launch, engine_arguments
 from engine.config import ChatModelSpec
 from engine.placement.hardware import read_hardware
 from engine.pool.loader import Planned
+from engine.process.child import end_with_starter
 from server.store.keys import SCOPES
 
 TIER = "bench"
@@ -259,6 +260,7 @@ async def start_server(
             env=place.environment,
             cwd=place.checkout,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
+            preexec_fn=end_with_starter,  # however that ends
         )
     return Server(process, name, place.model, key, port, log)
 
