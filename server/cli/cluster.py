@@ -212,7 +212,8 @@ def _connected(address: str) -> Iterator[None]:
             "The cluster's token is missing or another: RAY_AUTH_TOKEN_PATH names its file (docs/cluster.md).", code=1
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        refuse(f"No cluster answers at {address}: {error}. `{HEARTH} cluster up` starts one.", code=1)
+        place = "on this machine" if address == "auto" else f"at {address}"
+        refuse(f"No cluster answers {place}: {str(error).rstrip('.')}. `{HEARTH} cluster up` starts one.", code=1)
     try:
         yield
     finally:
