@@ -5,6 +5,7 @@ planned, the states of a model, each light or dark as the reader's system is; an
 tests/engine/golden_plans. tests/scripts/test_figures.py keeps them true. Terminals: tests/docs/test_recordings.py.
 """
 
+import argparse
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -254,6 +255,7 @@ def _short_chats(model: Placed) -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # none but --help
     for name, drawn in pictures().items():
         (DOCS / name).write_text(drawn, encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), load_config(ROOT / "models.yaml")), encoding="utf-8")
