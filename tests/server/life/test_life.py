@@ -28,7 +28,7 @@ ENGINE_AND_WORKER = f"models:\n{CHAT.format(name='service-plus')}{VOICE}{TIERS}"
 LONG = {
     "messages": [{"role": "user", "content": "Count from 1 to 100."}],
     "temperature": 0,
-    "max_tokens": 2000,
+    "max_tokens": 3900,
     "extra_body": {"ignore_eos": True},
 }
 # `maxLength` makes it one that is compiled by a process of its own.
