@@ -2,7 +2,7 @@
 
 Serve's own proxy is a Python process that each piece of an answer would have to pass. HAProxy sends requests to the
 replicas' own ports. Serve would listen there with plain uvicorn: `speak` has it use our protocol, so that limits,
-errors and writes are those of one server. What is private to Ray Serve (2.60) is imported here alone.
+errors and writes are those of one server.
 """
 
 import asyncio
@@ -11,16 +11,12 @@ from contextlib import suppress
 from typing import Any
 
 import uvicorn
-from ray.serve._private import replica
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY as HAS_HAPROXY
-from ray.serve._private.constants import RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD as HAS_TWO_LOOPS
-from ray.serve._private.constants import SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER as UNWATCHED
-from ray.serve._private.constants import SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER as TIMEOUT
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import StartError as ModelError
 from server.app import HearthApp
+from server.cluster.compat import HAS_HAPROXY, HAS_TWO_LOOPS, TIMEOUT, UNWATCHED, listen_by
 from server.http.protocol import Connection, http_config
 from server.serve import StartError, listen
 from server.settings import SettingsError
@@ -55,8 +51,7 @@ def speak(app: HearthApp, address: str) -> None:
         server = _Server(app, serve)
         return event_loop.create_task(server.serve(sockets=[listener])), server
 
-    assert callable(replica.start_asgi_http_server)  # noqa: S101
-    replica.start_asgi_http_server = start
+    listen_by(start)
 
 
 class _Server(uvicorn.Server):

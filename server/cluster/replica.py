@@ -30,6 +30,7 @@ from engine.stream import Stream
 from engine.types import SETTLED
 from server.app import Place, create_app
 from server.cluster import DEREGISTER_SECONDS
+from server.cluster.compat import set_version
 from server.cluster.engine import ClusterEngine, Message, Remote, RoleState, answer, ask_all
 from server.cluster.ingress import OwnHttp, check_environment, speak
 from server.instance import InstanceError, only_one
@@ -261,8 +262,7 @@ def application(config: Config, settings: Settings, *, restart: bool = False) ->
 
     def make(kind: type[Any], role: RoleSpec, **more: Any) -> serve.Deployment:
         made = _deployment(kind, role, config, settings.drain_seconds, **more)
-        # Private to Serve: its own is a random one. It replaces the replicas at a deploy only where this differs.
-        made._version = secrets.token_hex() if restart else _version(config, role)  # noqa: SLF001
+        set_version(made, secrets.token_hex() if restart else _version(config, role))
         return made
 
     bound = {role.id: make(Replica, role).bind(text, role.id) for role in others}

@@ -27,7 +27,7 @@ LISTS = {ROOT / "engine" / "backends" / "vllm" / "compat.py", ROOT / "server" / 
 ELSEWHERE = {
     "_catalogues",  # our own, engine/voices/catalogue.py
     "_attn_implementation",  # transformers, voices of OmniVoice
-    *("_private", "_version"),  # Ray Serve, server/cluster
+    *("_private", "_version"),  # Ray Serve, server/cluster/compat.py
     # diffusers' pipelines
     *("_execution_device", "_get_add_time_ids", "_pack_latents", "_unpack_latents", "_unpatchify_latents"),
 }
