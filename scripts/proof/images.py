@@ -32,7 +32,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from proof.report import Proof, Skipped  # noqa: E402  # both folders come first
+from proof.random_chat import MARKS, VISION_MARKS  # noqa: E402  # both folders come first
+from proof.report import Proof, Skipped  # noqa: E402
 
 GIB = 1 << 30
 SIZES = (512, 1024)
@@ -44,13 +45,6 @@ _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_MARKS = {
-    "vision_start_token_id": "<|vision_start|>",
-    "vision_end_token_id": "<|vision_end|>",
-    "image_token_id": "<|image_pad|>",
-    "video_token_id": "<|video_pad|>",
-}
-_WORDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_MARKS.values())
 _LETTERS = sorted(ByteLevel.alphabet())
 
 
@@ -212,7 +206,7 @@ def _flux2_klein(*, small: bool) -> Any:
 
 def _qwen_image(*, small: bool) -> Any:
     tokenizer = _qwen_tokenizer(small=small)
-    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in _MARKS.items()}
+    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in VISION_MARKS.items()}
     wide: dict[str, Any] = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
     wide |= {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064}
     vision: dict[str, Any] = {"out_hidden_size": 3584}
@@ -306,9 +300,9 @@ def _clip(width: int, layers: int, *, small: bool, projects: bool = False) -> An
 
 
 def _qwen_tokenizer(*, small: bool) -> Any:
-    words, longest = {word: place for place, word in enumerate([*_LETTERS, *_WORDS])}, 1024 if small else 131_072
+    words, longest = {word: place for place, word in enumerate([*_LETTERS, *MARKS])}, 1024 if small else 131_072
     tokenizer = transformers.Qwen2Tokenizer(vocab=words, merges=[], model_max_length=longest)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(_WORDS[1:])})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS[1:])})
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 

@@ -65,13 +65,13 @@ _FORMATS: dict[str, dict[str, Any]] = {
         ],
     },
 }
-_SEEN = {
+VISION_MARKS = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
 }
-_MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_SEEN.values())
+MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *VISION_MARKS.values())
 _PLAIN_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 _TEMPLATE = """\
 {%- macro said(content) -%}
@@ -146,7 +146,7 @@ def write(variant: VariantSpec, folder: Path, *, small: bool) -> None:
         _shrink(config, text, sees=sees)
     tokenizer = _harmony_tokenizer() if "gpt-oss" in variant.id else _tokenizer(text.vocab_size)
     if sees:
-        for name, mark in _SEEN.items():
+        for name, mark in VISION_MARKS.items():
             setattr(config, name, tokenizer.convert_tokens_to_ids(mark))
     for part in {id(config): config, id(text): text}.values():
         part.bos_token_id, part.eos_token_id, part.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -252,11 +252,11 @@ def _number_format(variant: VariantSpec) -> dict[str, Any]:
 
 def _tokenizer(words: int) -> Any:
     """A word for each number that the model may say: bytes, marks, and words that stand for nothing."""
-    names = [*bytes_to_unicode().values(), *_MARKS, *_PLAIN_MARKS]
+    names = [*bytes_to_unicode().values(), *MARKS, *_PLAIN_MARKS]
     names += [f"Ġw{number}" for number in range(words - len(names))]
     bpe = Tokenizer(models.BPE(vocab={name: place for place, name in enumerate(names)}, merges=[]))
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    bpe.add_special_tokens(list(_MARKS))
+    bpe.add_special_tokens(list(MARKS))
     bpe.add_tokens([AddedToken(mark, normalized=False) for mark in _PLAIN_MARKS])
     return _wrapped(bpe, "<|im_end|>", _TEMPLATE)
 
