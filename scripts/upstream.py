@@ -246,4 +246,4 @@ if __name__ == "__main__":
     except subprocess.CalledProcessError:
         sys.exit("pip could not fetch it, and says why above.")
     except OSError as error:
-        sys.exit(f"{error.filename or error}: {error.strerror or 'cannot be read'}.")
+        sys.exit(str(error))
