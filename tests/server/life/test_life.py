@@ -1,7 +1,9 @@
 """Life and death, with real processes and real signals."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +27,7 @@ VOICE = "  service-voice: {task: speech, tier: all, capabilities: [speech], weig
 TIERS = "tiers:\n  all: {models: [all]}\n"
 TWO_ENGINES = f"models:\n{CHAT.format(name='service-plus')}{CHAT.format(name='service-pro')}{TIERS}"
 ENGINE_AND_WORKER = f"models:\n{CHAT.format(name='service-plus')}{VOICE}{TIERS}"
-LONG = {
+LONG: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Count from 1 to 100."}],
     "temperature": 0,
     "max_tokens": 3900,
@@ -63,22 +65,41 @@ def engine_processes(server: Server) -> list[psutil.Process]:
 
 
 class Stream:
-    """A streamed answer that is being read in the background; `outcome` is how it ended."""
+    """A streamed answer that is read in the background; the result of `task` is the error that ended it, None if none did.
+
+    Its bytes are read, and parsed when it has ended: on a busy machine a client library needs seconds for what an engine
+    sent before a test could stop it.
+    """
 
     def __init__(self, client: openai.AsyncOpenAI, model: str) -> None:
         self.started = asyncio.Event()
         self.finish_reason: str | None = None
         self.task = asyncio.create_task(self._read(client, model))
 
-    async def _read(self, client: openai.AsyncOpenAI, model: str) -> openai.APIError | None:
-        try:
-            stream: Any = await client.chat.completions.create(model=model, stream=True, **LONG)  # type: ignore[call-overload]
-            async for chunk in stream:
-                self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
-                if chunk.choices[0].delta.content:
-                    self.started.set()
-        except openai.APIError as error:
-            return error
+    async def _read(self, client: openai.AsyncOpenAI, model: str) -> str | None:
+        body = {"model": model, "stream": True, **LONG, **LONG["extra_body"]}
+        del body["extra_body"]
+        headers = {
+            "Authorization": f"Bearer {client.api_key}",
+            "Content-Type": "application/json",
+            "Connection": "close",
+        }
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(raw_request("POST", "/v1/chat/completions", headers, json.dumps(body).encode()))
+        answer = b""
+        while piece := await reader.read(2**20):
+            answer += piece
+            if not self.started.is_set() and re.search(rb'"content": ?"[^"]', answer):
+                self.started.set()
+        writer.close()
+        events = [json.loads(event) for event in re.findall(rb"^data: (\{.*)$", answer, re.MULTILINE)]
+        assert events, answer
+        if "error" in events[-1]:
+            return str(events[-1]["error"]["message"])
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        self.finish_reason = next(
+            event["choices"][0]["finish_reason"] for event in reversed(events) if event["choices"]
+        )
         return None
 
 
@@ -162,7 +183,7 @@ async def test_plain_request_on_a_killed_engine_gets_503(own_server: Server) -> 
         for process in engine_processes(own_server):
             process.suspend()  # none of these ends before the kill
         requests = [
-            asyncio.create_task(client.chat.completions.create(model=model, **LONG))  # type: ignore[call-overload]
+            asyncio.create_task(client.chat.completions.create(model=model, **LONG))
             for model in ("service-plus", "service-pro")
         ]
         await async_poll_until(lambda: running(own_server) >= 4, 10)  # those three, and the one that asks
@@ -212,8 +233,9 @@ async def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(tmp_path
 async def _drain_to_the_end(own_server: Server) -> None:
     family = psutil.Process(own_server.pid).children(recursive=True)
     async with client_of(own_server) as client:
+        plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))
+        await async_poll_until(lambda: running(own_server) >= 2, 10)  # that one, and the one that asks
         stream = Stream(client, "service-plus")
-        plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))  # type: ignore[call-overload]
         await stream.started.wait()
         # To the whole group, as `timeout` and service supervisors do: engines must not take it for theirs.
         os.killpg(own_server.pid, signal.SIGTERM)
@@ -236,8 +258,9 @@ async def test_answers_that_outlast_the_drain_end_with_an_error(tmp_path: Path, 
     with server_of(tmp_path, ENGINE_AND_WORKER, HEARTH_DRAIN_SECONDS="60" if twice else "0.5") as server:
         family = psutil.Process(server.pid).children(recursive=True)
         async with client_of(server) as client:
+            plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))
+            await async_poll_until(lambda: running(server) >= 2, 10)  # that one, and the one that asks
             streams = [Stream(client, "service-plus") for _ in range(8)]
-            plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))  # type: ignore[call-overload]
             await asyncio.gather(*(stream.started.wait() for stream in streams))
             silent = open_socket(server)  # a client that stops in the middle of its body
             silent.sendall(raw_request("POST", "/v1/chat/completions", _headers(server), b"{" * 100)[:-50])
