@@ -123,7 +123,7 @@ def invalid_body(findings: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     param = cause.param if isinstance(cause, FieldError) else field_path(finding, body)
     missing = finding["type"] in {"missing", "union_tag_not_found"}
     if param is None and missing:
-        return ApiError(400, "invalid_json", "The body is empty. Send a JSON object.")
+        return ApiError(400, "invalid_json", "The body is empty or null. Send a JSON object.")
     if param is None:
         return ApiError(400, "invalid_value", "The body must be a JSON object.")
     code = "missing_field" if missing else getattr(cause, "code", "invalid_value")

@@ -23,15 +23,11 @@ _log = logging.getLogger("hearth.reload")
 async def reload_config(app: FastAPI) -> None:
     """Do what a SIGHUP asks for, and report the outcome in the log and to `hearth reload`."""
     began_at_ns, path = time.monotonic_ns(), str(app.state.settings.models)
-    certificate = renew_certificate(app)
     try:
-        outcome = replace(await take_over(app, None), certificate=certificate)
+        outcome = await take_over(app, None)
     except ConfigError as error:
         _log.error("models.yaml was not applied: %s\nEverything stays as it was.", error.message)
-        outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=certificate)
-    else:
-        changes = outcome.sentences()
-        _log.info("models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
+        outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=renew_certificate(app))
     try:
         async with app.state.reloading:  # in the order in which they began
             await asyncio.to_thread(write_outcome, app.state.settings.data_dir, outcome)
@@ -51,7 +47,7 @@ def renew_certificate(app: FastAPI) -> Renewal | None:
 
 
 async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
-    """Read the file again; tiers, models and voices are from then on what is there. Answers that are given go on.
+    """Read the file and the certificate again; tiers, models and voices are then what is there. Answers go on.
 
     `by` None means the user of this machine. Raises `ConfigError`, and then nothing has changed. The outcome's
     `warnings` are about voices, the old ones among them: what is still wrong is said again.
@@ -73,7 +69,10 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
                 await write_entry(connection, utc_now(), by, "config.reload", config.path.name, asdict(models))
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
-        return Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, again, later)
+        read = Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, again, later)
+        outcome = replace(read, certificate=renew_certificate(app))
+        _log.info("models.yaml was read again: %s.", "; ".join(outcome.sentences()) or "nothing has changed")
+        return outcome
 
 
 def _named(config: Config) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from server.batches.folder import NO_SPACE, FileWriter, Folder
 from server.errors import ApiError
-from server.http.bodies import BODY_PAUSE_SECONDS, DRAIN_BYTES, LONGEST_NAME, FormReader, boundary_of, receive_body
+from server.http.bodies import BODY_PAUSE_SECONDS, DRAIN_BYTES, FormReader, boundary_of, field_text, receive_body
 from server.http.disconnect import cut_off_as_error
 from server.http.protocol import header_of
 
@@ -198,10 +198,8 @@ class _Form(FormReader):
 
     def end_part(self) -> None:
         if not self._is_file and self._name is not None:
-            if len(self._field) > _MOST_FIELD_BYTES:
-                sentence = f"A field of the form is longer than {_MOST_FIELD_BYTES} bytes."
-                raise ApiError(400, "invalid_value", sentence, param=self._name[:LONGEST_NAME])
-            self._upload.fields.setdefault(self._name, []).append(self._field.decode("utf-8", "replace"))
+            value = field_text(self._name, self._field, _MOST_FIELD_BYTES)
+            self._upload.fields.setdefault(self._name, []).append(value)
         self._is_file = False
 
 

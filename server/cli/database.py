@@ -49,6 +49,8 @@ def usage(  # noqa: PLR0913 - one argument per option
     as_json: AsJson = False,
 ) -> None:
     """Show requests and tokens. A running server writes them every 5 seconds."""
+    if as_csv and as_json:
+        refuse("--csv and --json exclude each other. Give one.")
     now = utc_now()
     start = read_time("--since", since, past, now)
     end = now + timedelta(seconds=1) if until is None else read_time("--until", until, past, now)
@@ -67,7 +69,7 @@ def usage(  # noqa: PLR0913 - one argument per option
 
     rows, names = in_store(load_settings(data_dir=data_dir), read)
     data = [UsageSum.of(row).model_dump() | {"key_name": names.get(row.key or "")} for row in rows]
-    if as_csv and not as_json:
+    if as_csv:
         writer = csv.DictWriter(sys.stdout, [*UsageSum.model_fields, "key_name"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(data)

@@ -276,6 +276,17 @@ def parse_form(body: bytes, boundary: bytes) -> Form:
     return form
 
 
+def field_text(name: str, data: bytes | bytearray, most_bytes: int) -> str:
+    """Return what a field of a form says. Raises `ApiError` 400 if that is longer, or no UTF-8."""
+    param = name[:LONGEST_NAME]
+    if len(data) > most_bytes:
+        raise ApiError(400, "invalid_value", f"A field of the form is longer than {most_bytes} bytes.", param=param)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ApiError(400, "invalid_value", "A field of the form is not UTF-8.", param=param) from None
+
+
 class FormReader(ABC):
     """Reads a form as it comes; subclasses say what becomes of its parts, of which it has at most `most_parts`."""
 

@@ -17,7 +17,7 @@ from server.instance import Difference, Renewal
 from server.observability.metrics import CONTENT_TYPE, read_page
 from server.observability.status import Refusal, Status
 from server.observability.status_server import degraded, read_status
-from server.reload import renew_certificate, take_over
+from server.reload import take_over
 from server.store.audit import read_entries
 from server.store.schema import utc_now
 from server.validation import iso, past
@@ -136,7 +136,7 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
         voices=applied.voices,
         warnings=list(applied.warnings),
         later=list(applied.later),
-        certificate=renew_certificate(request.app),
+        certificate=applied.certificate,
     )
 
 

@@ -24,7 +24,7 @@ from server.api.caller import Caller, ImageCaller, checked, event, json_response
 from server.api.images.files import ImageFiles, ImageLinks, public_base_url
 from server.api.schema import ModelBody, RandomSeed, Strict, described_form
 from server.errors import ApiError
-from server.http.bodies import LONGEST_NAME, Form, FormRoute, StrictRoute
+from server.http.bodies import Form, FormRoute, StrictRoute, field_text
 from server.http.disconnect import until_disconnect
 from server.validation import FieldError
 
@@ -285,18 +285,8 @@ def _mask(form: Form) -> bytes | None:
 
 
 def _fields(form: Form) -> dict[str, str]:
-    fields = {}
-    for name, data in form:
-        if name in {*_PICTURES, "mask"}:
-            continue
-        try:
-            if len(data) > _LONGEST_FIELD_BYTES:
-                raise ApiError(400, "invalid_value", "A field of the form is too long.", param=name[:LONGEST_NAME])
-            fields[name] = data.decode()
-        except UnicodeDecodeError:
-            sentence = "A field of the form is not UTF-8."
-            raise ApiError(400, "invalid_value", sentence, param=name[:LONGEST_NAME]) from None
-    return fields
+    pictures = {*_PICTURES, "mask"}
+    return {name: field_text(name, data, _LONGEST_FIELD_BYTES) for name, data in form if name not in pictures}
 
 
 @router.head("/images/files/{name}", include_in_schema=False)

@@ -278,6 +278,10 @@ FORMS: dict[str, tuple[dict[str, Any], int, str, str | None]] = {
         "invalid_value",
         "file",
     ),
+    "no UTF-8": (
+        {"files": {"file": b"{}", "purpose": (None, b"batch\xff")}},
+        *(400, "invalid_value", "purpose"),
+    ),
     "JSON": ({"json": {"purpose": "batch"}}, 415, "unsupported_media_type", None),
     "its own boundary": (
         {

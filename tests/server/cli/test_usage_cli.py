@@ -92,6 +92,7 @@ def test_one_key_and_one_model_are_picked_out(tmp_path: Path, ids: list[str]):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--csv", "--json"], ["exclude each other"]),
         (["--by", "week"], ["week", "hour, day, key, model, kind"]),
         (["--since", "soon"], ["soon", "90d"]),
         (["--since", "1d", "--until", "2d"], ["later"]),
