@@ -145,7 +145,8 @@ class Database:
             connection = self._blocking_engine.raw_connection()
             try:
                 cursor = connection.cursor()
-                cursor.execute(self._place.begin_without_sync)
+                if self._place.begin_without_sync is not None:
+                    cursor.execute(self._place.begin_without_sync)
                 yield cursor
                 connection.commit()
             except self._place.driver_error:

@@ -4,6 +4,7 @@ Imported only when a URL asks for it, because the driver is an optional part of 
 """
 
 import os
+import select
 import socket
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ class PostgresqlServer:
 
     writer_turn = nullcontext()  # rows are locked, not the database
     driver_error = errors.Error
-    begin_without_sync = "SET LOCAL synchronous_commit = off"
+    begin_without_sync = None  # the driver begins, and blocking connections never wait for the disk
 
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         self._url = url
@@ -42,7 +43,7 @@ class PostgresqlServer:
             "lock_timeout": f"{max(1, round(self._busy_timeout_seconds * 1000))}",
             "statement_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
             "idle_in_transaction_session_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
-            "synchronous_commit": "on",
+            "synchronous_commit": "off" if blocking else "on",
         }
         engine = (create_engine if blocking else create_async_engine)(
             self._url,
@@ -58,11 +59,12 @@ class PostgresqlServer:
             pool_size=1 if blocking else 5,
             max_overflow=0,
             pool_timeout=self._busy_timeout_seconds,
-            pool_pre_ping=True,  # the server may have been restarted since
             pool_recycle=1800,  # seconds, before a firewall forgets an idle connection
         )
-        event.listen(getattr(engine, "sync_engine", engine), "begin", _begin)
-        event.listen(getattr(engine, "sync_engine", engine), "connect", self._remember)
+        core = getattr(engine, "sync_engine", engine)
+        event.listen(core, "begin", _begin)
+        event.listen(core, "connect", self._remember)
+        event.listen(core, "checkout", _check_line)
         return engine
 
     async def prepare(self, engine: AsyncEngine) -> str | None:
@@ -147,6 +149,18 @@ class PostgresqlServer:
         hosts = self._url.query.get("host", ())
         named = self._url.host or (hosts if isinstance(hosts, str) else " or ".join(hosts)) or "this machine"
         return f"{self._url.database!r} on {named}"
+
+
+def _check_line(_: object, record: ConnectionPoolEntry, __: object) -> None:
+    """Have the pool connect anew where the server has said something since, which is its farewell: it was restarted.
+
+    SQLAlchemy's own check asks the server, and waits for the answer before each transaction.
+    """
+    line = select.poll()
+    assert record.driver_connection is not None  # noqa: S101
+    line.register(record.driver_connection.fileno(), select.POLLIN)
+    if line.poll(0):
+        raise exc.DisconnectionError
 
 
 def _begin(connection: Connection) -> None:
