@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -205,16 +205,18 @@ def _connected(address: str) -> Iterator[None]:
     import ray
     from ray.exceptions import AuthenticationError
 
-    try:
-        ray.init(address=address, namespace="hearth", log_to_driver=False, logging_level=logging.ERROR)
-    except AuthenticationError:
-        refuse(
-            "The cluster's token is missing or another: RAY_AUTH_TOKEN_PATH names its file (docs/cluster.md).", code=1
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        place = "on this machine" if address == "auto" else f"at {address}"
-        refuse(f"No cluster answers {place}: {str(error).rstrip('.')}. `{HEARTH} cluster up` starts one.", code=1)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # Ray prints what it hears of, like a machine that died, in between
+        try:
+            ray.init(address=address, namespace="hearth", log_to_driver=False, logging_level=logging.ERROR)
+        except AuthenticationError:
+            refuse(
+                "The cluster's token is missing or another: RAY_AUTH_TOKEN_PATH names its file (docs/cluster.md).",
+                code=1,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            place = "on this machine" if address == "auto" else f"at {address}"
+            refuse(f"No cluster answers {place}: {str(error).rstrip('.')}. `{HEARTH} cluster up` starts one.", code=1)
+        try:
+            yield
+        finally:
+            ray.shutdown()

@@ -21,7 +21,7 @@ def main() -> None:
         command, name, *rest = json.loads(line)
         if command == "add":
             os.environ.update(rest[0])
-            nodes[name] = cluster.add_node(**_NODE, num_cpus=8)
+            nodes[name] = cluster.add_node(**_NODE, num_cpus=8, resources={name: 1})
             _say(node=nodes[name].node_id)
         elif command == "remove":  # by SIGKILL: its replicas and their engines die with it
             cluster.remove_node(nodes.pop(name), allow_graceful=False)

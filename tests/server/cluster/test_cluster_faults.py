@@ -16,19 +16,25 @@ from serving import Key, async_poll_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.rounds, pytest.mark.timeout(900)]
 ROLES: dict[str, Any] = {"chat": {"models": [CHAT], "replicas": 2}, "voices": {"models": [SPEECH]}}
+BEHIND: dict[str, Any] = {
+    "api": {"models": [], "resource": "a"},  # each machine has its name as a resource
+    "chat": {"models": [CHAT], "replicas": 2, "replicas_per_node": 1},
+}
 HELLO = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = {"model": CHAT, "messages": HELLO, "stream": True, "max_tokens": 1500, "ignore_eos": True}
 SHORT = {"model": CHAT, "messages": HELLO, "max_tokens": 4, "ignore_eos": True}
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[RayCluster]:
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: Postgres
+) -> Iterator[RayCluster]:
     reason = missing_reason()
     if reason is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("cluster")
     with RayCluster(folder, postgres.new_schema()) as running:
-        running.deploy(models_yaml(folder / "models.yaml", ROLES))
+        running.deploy(models_yaml(folder / "models.yaml", getattr(request, "param", ROLES)))
         for node in ("a", "b"):
             running.wait_until_ready(node)
         yield running
@@ -87,6 +93,22 @@ async def test_a_machine_that_dies_takes_its_own_streams_and_nothing_else(cluste
         rows = (await first.get("/usage")).json()["data"]
         answered = 1 + len(answers) + others.count("done")
         assert sum(row["requests"] for row in rows) >= answered, "usage of what was answered is lost"
+
+
+@pytest.mark.parametrize("cluster", [BEHIND], indirect=True)
+async def test_streams_of_a_machine_that_dies_behind_the_first_role_end_with_an_error_event(cluster: RayCluster):
+    key, begun = cluster.make_key(), [asyncio.Event() for _ in range(12)]
+    async with client(cluster, "a", key) as http:
+        # A conversation stays at one replica, so each is another.
+        bodies = [LONG | {"messages": [{"role": "user", "content": f"Count from {at}."}]} for at in range(len(begun))]
+        running = [asyncio.create_task(stream(http, body, one)) for body, one in zip(bodies, begun, strict=True)]
+        await asyncio.gather(*(one.wait() for one in begun))
+        await asyncio.to_thread(cluster.remove, "b")
+        answers = await asyncio.gather(*(http.post("/chat/completions", json=SHORT) for _ in range(10)))
+        assert [one.status_code for one in answers] == [200] * 10
+        ends = await asyncio.gather(*running)
+        print(f"{ends}")  # noqa: T201
+        assert set(ends) == {"done", "event: engine_unavailable"}
 
 
 async def test_a_deploy_under_load_refuses_nothing(cluster: RayCluster):
