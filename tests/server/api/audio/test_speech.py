@@ -14,7 +14,7 @@ import pytest
 from chat_parts import assert_error
 from key_clients import client_of
 from leaving_parts import line_of
-from serving import Key, Server
+from serving import Key, RunningServer, Server
 from speech_parts import (
     FORMATS,
     HELLO_EMMA,
@@ -274,7 +274,11 @@ async def test_a_key_has_only_so_many_requests_at_the_same_time(server: Server, 
     long = HELLO_EMMA | {"input": LONGEST, "speed": 0.25}
     async with http.stream("POST", SPEECH, json=long, headers=headers) as response:
         assert response.headers["x-ratelimit-limit-requests"] == "30"
-        assert_error(await http.post(SPEECH, json=HELLO_EMMA, headers=headers), 429, "rate_limit_exceeded")
+        second, deadline = await http.post(SPEECH, json=HELLO_EMMA, headers=headers), time.monotonic() + 2
+        # A cluster's other replica counts it within a second.
+        while second.status_code == 200 and isinstance(server, RunningServer) and time.monotonic() < deadline:
+            second = await http.post(SPEECH, json=HELLO_EMMA, headers=headers)
+        assert_error(second, 429, "rate_limit_exceeded")
 
 
 async def test_two_words_do_not_wait_for_another_keys_long_texts(http: httpx2.AsyncClient, server: Server):
