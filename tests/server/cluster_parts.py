@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from server.cluster import PORTS, environment
 HOST = Path(__file__).with_name("cluster_host.py")
 CHAT, IMAGES, SPEECH = "service-plus", "service-image", "service-voice"
 DEPLOY_SECONDS = 420
+_PORTS = iter(random.sample(range(20_000, 32_000), 1_000))
 
 
 def missing_reason() -> str | None:
@@ -174,6 +176,9 @@ def _own_ports() -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return one below those that the system gives to connections: HAProxy takes it seconds later."""
+    for port in _PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("No port is free.")

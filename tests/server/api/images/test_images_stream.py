@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import openai
 import pytest
 from chat_parts import assert_error
@@ -37,7 +38,8 @@ async def test_a_stream_ends_with_the_same_image_as_a_plain_answer(http: httpx2.
     assert (event["size"], event["quality"], event["output_format"]) == ("256x256", "standard", "png")
     assert event["background"] == "opaque"
     assert event["usage"] == plain["usage"]
-    assert picture(event).tobytes() == picture(plain["data"][0]).tobytes()
+    apart = np.abs(np.asarray(picture(event), np.int16) - np.asarray(picture(plain["data"][0]), np.int16))
+    assert apart.max() <= 1  # what is promised on a CPU, where another image may just have ended
     assert (await http.get(path_of(event["url"]))).status_code == 200
     assert plain["created"] - 60 <= event["created_at"] <= plain["created"]
 
