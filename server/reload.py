@@ -69,8 +69,10 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
                 await write_entry(connection, utc_now(), by, "config.reload", config.path.name, asdict(models))
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
-        read = Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, again, later)
-        outcome = replace(read, certificate=renew_certificate(app))
+        certificate = renew_certificate(app)
+        outcome = Outcome(
+            os.getpid(), began_at_ns, str(path), None, models, voices, warnings, again, later, certificate
+        )
         _log.info("models.yaml was read again: %s.", "; ".join(outcome.sentences()) or "nothing has changed")
         return outcome
 

@@ -156,9 +156,11 @@ def _check_line(_: object, record: ConnectionPoolEntry, __: object) -> None:
 
     SQLAlchemy's own check asks the server, and waits for the answer before each transaction.
     """
+    connection: Any = record.driver_connection
+    if connection.closed:
+        raise exc.DisconnectionError
     line = select.poll()
-    assert record.driver_connection is not None  # noqa: S101
-    line.register(record.driver_connection.fileno(), select.POLLIN)
+    line.register(connection.fileno(), select.POLLIN)
     if line.poll(0):
         raise exc.DisconnectionError
 

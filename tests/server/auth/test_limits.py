@@ -243,9 +243,8 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
             "certificate": None,
         }
         await until_limit(client, "20", seconds=1)
-    assert (
-        chat_server.log().count("models.yaml was read again: changed: tier requests") == 2
-    )  # by a signal, and by HTTP
+    # By a signal, and by HTTP.
+    assert chat_server.log().count("models.yaml was read again: changed: tier requests") == 2
     entries = (await admin.get("/v1/admin/audit")).json()["data"]
     actors = [entry["actor"].partition(":")[0] for entry in entries if entry["action"] == "config.reload"]
     assert chat_server.admin_key is not None

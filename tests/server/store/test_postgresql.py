@@ -143,3 +143,14 @@ async def test_a_server_restarted_between_two_calls_is_not_noticed(postgres: Pos
         await store.create("tablet", "standard")
         answer = await buckets.take(Ask("k", 1, 60))
         assert isinstance(answer, Level)
+
+
+async def test_a_connection_that_its_driver_has_given_up_is_replaced(postgres: Postgres) -> None:
+    async with await Database.open(postgres.new_database()) as database, Buckets(database) as buckets:
+        store = KeyStore(database)
+        await store.create("laptop", "standard")
+        assert isinstance(await buckets.take(Ask("k", 1, 60)), Level)
+        for line in list(database._place._lines):
+            line.pgconn.finish()
+        await store.create("tablet", "standard")
+        assert isinstance(await buckets.take(Ask("k", 1, 60)), Level)

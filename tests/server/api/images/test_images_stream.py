@@ -11,7 +11,7 @@ import pytest
 from chat_parts import assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, image_events, opened, path_of, picture, stored
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent, ImagesResponse
-from serving import Server, async_poll_until
+from serving import RunningServer, Server, async_poll_until
 
 if TYPE_CHECKING:
     import httpx2
@@ -30,7 +30,7 @@ async def stream(http: httpx2.AsyncClient, **fields: Any) -> list[dict[str, Any]
     return image_events(response.content)
 
 
-async def test_a_stream_ends_with_the_same_image_as_a_plain_answer(http: httpx2.AsyncClient):
+async def test_a_stream_ends_with_the_same_image_as_a_plain_answer(server: Server, http: httpx2.AsyncClient):
     (event,) = await stream(http)
     plain = (await http.post(GENERATE, json=SMALL)).json()
     assert event["type"] == COMPLETED
@@ -39,7 +39,8 @@ async def test_a_stream_ends_with_the_same_image_as_a_plain_answer(http: httpx2.
     assert event["background"] == "opaque"
     assert event["usage"] == plain["usage"]
     apart = np.abs(np.asarray(picture(event), np.int16) - np.asarray(picture(plain["data"][0]), np.int16))
-    assert apart.max() <= 1  # what is promised on a CPU, where another image may just have ended
+    # A cluster's worker may still have another image in the step; on a CPU 1/255 is what is promised then.
+    assert apart.max() <= isinstance(server, RunningServer)
     assert (await http.get(path_of(event["url"]))).status_code == 200
     assert plain["created"] - 60 <= event["created_at"] <= plain["created"]
 
