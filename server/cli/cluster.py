@@ -32,6 +32,7 @@ _START = (
     "--disable-usage-stats",
     f"--object-store-memory={256 * 2**20}",
 )
+_QUIET = ("--log-style=pretty", "--log-color=false")  # in a pipe or a log, too: else with each process' command
 _Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="The head of the cluster.")]
 
 
@@ -58,8 +59,9 @@ def up(context: typer.Context) -> None:
     if "--head" in flags:
         flags = ["--port=6379", "--include-dashboard=false", *flags]
         subprocess.run([ray, "get-auth-token", "--generate"], check=False, stdout=subprocess.DEVNULL)
+    typer.echo(f"Where Ray says `ray start` or `ray stop`, use `{HEARTH} cluster up` or `{HEARTH} cluster down`.")
     sys.stdout.flush()
-    os.execv(ray, [ray, "start", *_START, *flags])  # noqa: S606
+    os.execv(ray, [ray, "start", *_QUIET, *_START, *flags])  # noqa: S606
 
 
 @app.command()
@@ -181,9 +183,11 @@ def down(
             from ray import serve
 
             serve.shutdown()
+            if serve.status().applications:
+                refuse(f"It has not ended yet, after 30 seconds: `{HEARTH} cluster status` shows when it has.", code=1)
         typer.echo("Nothing is served now. The machines are still a cluster.")
         return
-    os.execv(ray := _ray(), [ray, "stop", "--grace-period=30"])  # noqa: S606
+    os.execv(ray := _ray(), [ray, "stop", "--grace-period=30", *_QUIET])  # noqa: S606
 
 
 def _ray() -> str:
