@@ -110,6 +110,7 @@ class BatchStore:
     async def add_file(self, new: StoredFile, owners: Collection[str], *, most_bytes: int) -> None:
         """Write the row of a file that lies in its place. Raises `FullError` if its owners have more than so much."""
         async with self._database.writing() as connection:
+            await connection.execute(_of_one_at_a_time(new.key_id))
             if int((await connection.execute(_kept(owners))).scalar_one()) + new.bytes > most_bytes:
                 raise FullError("files")
             await connection.execute(insert(file_table).values(asdict(new)))
@@ -180,6 +181,7 @@ class BatchStore:
         theirs = select(func.count()).select_from(batch_table)
         theirs = theirs.where(batch_table.c.key_id.in_(owners), batch_table.c.status.in_(UNFINISHED))
         async with self._database.writing() as connection:
+            await connection.execute(_of_one_at_a_time(new.key_id))
             if int((await connection.execute(theirs)).scalar_one()) >= most:
                 raise FullError("batches")
             await connection.execute(insert(batch_table).values(asdict(new)))
@@ -262,6 +264,11 @@ def _revoked_without_successor() -> Select[Any]:
     dead_ones = dead.cte(recursive=True)
     replaced = select(api_key.c.public_id).join(dead_ones, api_key.c.replaced_by == dead_ones.c.public_id)
     return select(dead_ones.union(replaced.where(api_key.c.revoked_at.is_not(None))).c.public_id)
+
+
+def _of_one_at_a_time(key: str) -> Select[Any]:
+    """Hold a key's row to the end of the transaction: on PostgreSQL others would count what this one counts."""
+    return select(api_key.c.public_id).where(api_key.c.public_id == key).with_for_update()
 
 
 def _kept(owners: Collection[str]) -> Select[Any]:

@@ -230,7 +230,8 @@ class Database:
         self._place.check()
         try:
             yield
-        except (exc.DBAPIError, exc.TimeoutError, OSError, self._place.driver_error) as error:
+        # The third: two connections in a row were closed before they could be used
+        except (exc.DBAPIError, exc.TimeoutError, exc.InvalidRequestError, OSError, self._place.driver_error) as error:
             cause = getattr(error, "orig", None) or error
             raise StoreUnavailableError(self._place.error_message(cause)) from cause
 
@@ -293,12 +294,15 @@ class SideTasks:
         return task
 
     def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` again and again, with a pause before each time, until `cancel`."""
+        """Do `work` again and again, with a pause before each time, until `cancel`. What it raises is logged."""
 
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(seconds)
-                await work()
+                try:
+                    await work()
+                except Exception:  # noqa: BLE001  # the next time may go well
+                    _log.exception("what is done every %s seconds has failed", seconds)
 
         self.start(repeat())
 

@@ -34,6 +34,7 @@ NOTES_LENGTH = 1000
 LARGEST_LIMIT = 2**31 - 1
 LONGEST_OVERLAP = timedelta(days=366)
 LONGEST_SESSION = timedelta(days=7)
+_LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 SESSION_IDLE = timedelta(hours=12)
 SESSIONS_PER_KEY = 20
 _SEEN_EVERY = timedelta(minutes=1)
@@ -235,10 +236,10 @@ class KeyStore:
                 ended = f"The key {public_id} has expired. Create a new one, or move its end."
                 raise KeyFieldError("public_id", ended)
             if expires_at is None and old.expires_at is not None:
-                expires_at = now + (old.expires_at - old.created_at)
+                expires_at = now + min(old.expires_at - old.created_at, _LAST_MOMENT - now)
             successor = replace(old, created_at=now, expires_at=expires_at, last_used_at=None)
             text, key = await _insert_key(connection, successor)
-            end = min(now + overlap, old.expires_at or datetime.max.replace(tzinfo=UTC))
+            end = min(now + overlap, old.expires_at or _LAST_MOMENT)
             await _set_fields(connection, public_id, expires_at=end, replaced_by=key.public_id)
             detail = {"replaced_by": key.public_id, "expires_at": end.isoformat()}
             await write_entry(connection, now, by, "key.rotate", public_id, detail)

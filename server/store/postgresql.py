@@ -53,6 +53,10 @@ class PostgresqlServer:
                 "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
                 # A server that vanished without a word must not hold up its callers for the kernel's fifteen minutes
                 "tcp_user_timeout": 10_000,
+                # Nor may a firewall forget a connection that is not used for minutes
+                "keepalives_idle": 60,
+                "keepalives_interval": 10,
+                "keepalives_count": 3,
                 "options": " ".join([str(given), *(f"-c {name}={value}" for name, value in settings.items())]),
             },
             hide_parameters=True,  # errors must not carry hashes

@@ -68,6 +68,14 @@ async def test_rotation_never_prolongs_the_old_key_and_gives_the_new_one_the_sam
     assert not (await store.find(new.public_id)).usable_at(wall.now)
 
 
+async def test_a_key_that_ends_with_the_calendar_can_be_rotated(store: KeyStore, wall: Wall) -> None:
+    last = datetime.max.replace(tzinfo=UTC)
+    _, old = await store.create("laptop", "standard", expires_at=last)
+    wall.now += DAY
+    _, new = await store.rotate(old.public_id, DAY)
+    assert new.expires_at == last
+
+
 async def test_what_cannot_be_rotated_is_refused_and_stays(store: KeyStore, wall: Wall) -> None:
     _, gone = await store.create("gone", "standard", expires_at=NOW + HOUR)
     _, replaced = await store.create("replaced", "standard")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from engine.errors import EngineDiedError, GenerationError, RequestError, engine
 from server.batches.folder import Folder
 from server.batches.runner import BatchLimits
 from server.errors import ApiError
+from server.store.batches import FullError
 from server.store.database import Database
 
 
@@ -380,3 +382,18 @@ async def test_files_of_a_revoked_key_go_unless_a_successor_has_them(house: Hous
         await runner.sweep()
     assert await house.store.known_files(kept) == set()
     assert [*(house.folder.path / "files").iterdir()] == []
+
+
+async def test_what_a_key_may_have_is_exact_however_much_comes_at_once(house: House):
+    key = await house.key()
+    row = await house.store.batch(await house.add(key, jsonl(numbered(1))))
+    assert row is not None
+
+    async def add(number: int) -> bool:
+        try:
+            await house.store.add_batch(replace(row, id=f"batch_{number}"), [key.public_id], most=4)
+        except FullError:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*map(add, range(20)))) == 3

@@ -10,12 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert
+from serving import async_poll_until
+from sqlalchemy import event, exc, insert
 from sqlalchemy.ext.asyncio import create_async_engine
 from store_parts import authenticate, held, moved_away, opened_by_the_first_release, run_python, writers
 
 from server.store import StoreError, StoreUnavailableError, migrations
-from server.store.database import Database
+from server.store.database import Database, SideTasks
 from server.store.keys import KeyLimits, KeyStore, new_key, parse
 from server.store.schema import api_key, utc_now
 from server.store.sqlite import sqlite_url
@@ -262,3 +263,35 @@ async def test_while_another_process_writes_keys_are_read_and_writes_are_refused
         with pytest.raises(StoreUnavailableError, match="locked"):
             await store.create("phone", "standard")
     await store.create("phone", "standard")
+
+
+async def test_a_connection_that_is_closed_twice_in_a_row_does_not_end_the_look(database: Database) -> None:
+    """As a server does that is being restarted: the pool tries twice."""
+    closed: list[int] = []
+
+    def close(*_: object) -> None:
+        closed.append(1)
+        raise exc.DisconnectionError
+
+    engine = database._engine.sync_engine  # where the pool is
+    event.listen(engine, "checkout", close)
+    async with database.watched():
+        await async_poll_until(lambda: database.failing is not None, 10)
+        with pytest.raises(StoreUnavailableError):
+            async with database.reading():
+                pass
+        event.remove(engine, "checkout", close)
+        await async_poll_until(lambda: database.failing is None, 10)
+    assert len(closed) >= 2
+
+
+async def test_what_is_done_again_and_again_outlives_an_error() -> None:
+    tasks, done = SideTasks(), []
+
+    async def work() -> None:
+        done.append(1)
+        raise RuntimeError("this time it fails")
+
+    tasks.every(0.001, work)
+    await async_poll_until(lambda: len(done) > 2, 10)
+    await tasks.cancel()
