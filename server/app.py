@@ -184,8 +184,10 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
                 async with _batch_runner(app, settings) if place.speaks_http else nullcontext():
                     yield
             finally:
-                await app.state.commands.stop()
-                await (engine.terminate() if app.state.terminate else engine.stop())
+                try:
+                    await app.state.commands.stop()
+                finally:
+                    await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         logging.getLogger("hearth").removeHandler(app.state.lately)
         app.state.access_log.close()
@@ -205,7 +207,7 @@ def _batch_folder(settings: Settings) -> Folder:
 def _image_files(settings: Settings) -> ImageFiles:
     limits = (settings.image_retention_hours * 3600, int(settings.image_folder_gib * 2**30))
     if (bucket := files_bucket(settings)) is not None:
-        return BucketImages(Path("images"), *limits, bucket=Bucket(bucket))
+        return BucketImages(Path("images"), *limits, shared=True, bucket=Bucket(bucket))
     shared = files_folder(settings)
     return ImageFiles((shared or settings.data_dir) / "images", *limits, shared=shared is not None)
 

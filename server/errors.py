@@ -59,6 +59,11 @@ def overloaded(message: str, retry_after_seconds: int = 5, *, limit: str | None 
     return ApiError(503, "server_overloaded", message, headers=given, limit=limit)
 
 
+def storage_failed() -> ApiError:
+    """Make the error of storage for files that is elsewhere, and does not answer."""
+    return overloaded("The storage for files does not answer. Try again in a moment.", 10)
+
+
 NO_REPLICA = overloaded("No replica is ready. Try again in a few seconds.")
 
 # The engine's error -> status and code; the first class that fits counts, so the special ones stand first.

@@ -20,7 +20,7 @@ from server.auth.access import Access
 from server.auth.metering import Meter, MeteredEngine
 from server.batches.folder import NO_SPACE, Folder, is_id
 from server.batches.runner import Runner
-from server.errors import ApiError, overloaded
+from server.errors import ApiError, overloaded, storage_failed
 from server.http.bodies import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.observability.access_log import RequestRecord
@@ -291,7 +291,7 @@ async def _add(
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise disk_full() from error
         if isinstance(error, OSError) and folder.shared:
-            raise _storage_failed() from error
+            raise storage_failed() from error
         raise
     return FileObject.model_validate(row)
 
@@ -303,11 +303,7 @@ async def _content(folder: Folder, id_: str) -> AsyncIterator[bytes]:
     except FileNotFoundError as error:
         raise _no_file() from error
     except OSError as error:
-        raise _storage_failed() from error
-
-
-def _storage_failed() -> ApiError:
-    return overloaded("The storage for files does not answer. Try again in a moment.", 10)
+        raise storage_failed() from error
 
 
 def _checked(fields: dict[str, str]) -> FileBody:

@@ -50,6 +50,7 @@ class Commands:
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     """That of the server's start. What is added for its engines, HF_HUB_OFFLINE among it, is not for commands."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    pulling: asyncio.Lock = field(default_factory=asyncio.Lock)
     pull: "Pull | None" = None
 
     async def start(self, *words: str, stderr: int = DEVNULL) -> Process:
@@ -81,8 +82,9 @@ class Commands:
     async def stop(self) -> None:
         """End a download; what has come is kept."""
         if self.pull is not None and not self.pull.ended:
-            self.pull.process.terminate()
-            await self.pull.task
+            with suppress(ProcessLookupError):
+                self.pull.process.terminate()
+            await asyncio.wait((self.pull.task,))
 
 
 @dataclass(eq=False)
@@ -155,10 +157,10 @@ async def run_doctor(commands: TheCommands) -> Response:
 @router.post("/weights/pull", response_class=Response)
 async def pull_weights(body: PullBody, request: Request, commands: TheCommands, by: TheActor) -> Response:
     """Fetch models from a hub, in events, one per line of `hearth weights pull`. Goes on when its watcher leaves."""
-    if commands.pull is None or commands.pull.ended:
-        process = await commands.start("weights", "pull", *body.models, stderr=STDOUT)
-        commands.pull = Pull(process)
-        await _note(request, by, "weights.pull", ", ".join(body.models) or "the plan")
+    async with commands.pulling:
+        if commands.pull is None or commands.pull.ended:
+            await _note(request, by, "weights.pull", ", ".join(body.models) or "the plan")
+            commands.pull = Pull(await commands.start("weights", "pull", *body.models, stderr=STDOUT))
     return _watched(request, commands.pull)
 
 
@@ -188,8 +190,9 @@ async def load_model(name: str, request: Request, by: TheActor) -> None:
 async def unload_model(name: str, request: Request, by: TheActor) -> None:
     """Have a model that shares its memory leave with its last answer; it comes back when it is asked for."""
     engine: Any = request.app.state.engine
-    engine.unload(_known(request, name))
-    await _note(request, by, "model.unload", name)
+    async with request.app.state.database.writing() as connection:
+        await write_entry(connection, utc_now(), by, "model.unload", _known(request, name))
+        engine.unload(name)  # refused, it leaves no entry
 
 
 def _known(request: Request, model: str) -> str:

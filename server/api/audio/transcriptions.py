@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from engine import Segment, TranscriptionRequest, language_code
 from server.api.caller import AudioCaller, Caller, checked, event, json_response, of_app
 from server.api.schema import ModelBody, described_form
-from server.api.uploads import Upload, read_upload
-from server.batches.folder import Folder
+from server.api.uploads import Upload, disk_full, read_upload
+from server.batches.folder import NO_SPACE, Folder
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
 from server.validation import FieldError
@@ -96,8 +96,10 @@ async def _answered(caller: Caller, folder: Folder, kind: type[TranslationBody])
         heard = Transcript(caller, asked, upload, folder)
         if body.stream:
             return caller.streamed(heard.events())
-    except BaseException:
+    except BaseException as error:
         await folder.run(upload.writer.discard_now)
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise disk_full() from error
         raise
     await until_disconnect(heard.whole(), caller.request)
     return _FORMATS[body.response_format or "json"](heard)

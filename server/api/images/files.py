@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import urlencode
 
 from anyio import CapacityLimiter, to_thread
@@ -25,7 +25,7 @@ from starlette.requests import Request
 
 from engine import ImageFormat
 from server.batches.folder import NO_SPACE
-from server.errors import ApiError
+from server.errors import ApiError, storage_failed
 from server.settings import Settings
 from server.store.database import SideTasks
 from server.store.objects import Bucket
@@ -99,7 +99,7 @@ class ImageFiles:
             raise
         except OSError as error:
             if error.errno not in NO_SPACE:
-                raise
+                self._refuse(error)
             _log.error("an image could not be stored: no space is left for %s", self.path)
             raise ApiError(
                 507,
@@ -115,9 +115,17 @@ class ImageFiles:
 
     async def read(self, name: str) -> bytes | None:
         """Return the file's bytes; None if there is no such file of ours."""
-        with suppress(FileNotFoundError):
+        try:
             return await self._run(self._read_now, name) if _NAME.fullmatch(name) else None
-        return None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: OSError) -> NoReturn:
+        if self.shared:
+            raise storage_failed() from error
+        raise error
 
     def discard(self, *names: str) -> None:
         """Delete files of an answer that was not received. Does not wait or fail."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -61,6 +62,22 @@ def test_a_download_that_nothing_can_come_of_says_so_line_by_line(admin: httpx2.
     again = admin.get("/weights/pull")
     assert again.text == answer.text
     assert admin.delete("/weights/pull").status_code == 204
+
+
+def test_two_downloads_asked_for_at_once_are_one(admin: httpx2.Client):
+    def pull(_: int) -> list[str]:
+        answer = admin.post("/weights/pull", json={"models": ["no-such-variant"]})
+        return [line for line in answer.text.splitlines() if line.startswith("data: ")]
+
+    def entries() -> int:
+        found = admin.get("/audit", params={"limit": 100}).json()["data"]
+        return [entry["action"] for entry in found].count("weights.pull")
+
+    before = entries()
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(pull, range(4))
+    assert all(one == first for one in others)
+    assert entries() == before + 1
 
 
 @pytest.mark.parametrize("models", [["--help"], ["../x"], ["a b"], [""], [1], "x", None])

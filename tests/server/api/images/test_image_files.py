@@ -331,3 +331,15 @@ async def test_another_trouble_of_the_disk_is_not_told_as_a_full_one(path: Path)
         with pytest.raises(OSError, match=r"directory|exists"):
             await files.save(IMAGE, "png")
         in_the_way.unlink()
+
+
+async def test_shared_storage_that_does_not_answer_is_said_to(path: Path):
+    async with ImageFiles(path, retention_seconds=24 * HOUR, max_bytes=2**30, shared=True) as files:
+        stored = await files.save(IMAGE, "png")
+        (path / stored.name).unlink()
+        cleared_away(path)
+        fill_with_text(path)
+        for asked in (files.save(IMAGE, "png"), files.read(stored.name)):
+            with pytest.raises(ApiError) as caught:
+                await asked
+            assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "10"})
