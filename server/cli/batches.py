@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +86,8 @@ def run(  # noqa: PLR0913  # one argument per option
     Exit code 0: every line has an answer. 1: some, or all, have an error.
     """
     asked = endpoint or _endpoint_of(file)
+    answers_to = _writable(output or file.with_name(f"{file.name}.output.jsonl"))
+    errors_to = _writable(errors or file.with_name(f"{file.name}.errors.jsonl"))
     with _Server.open(url, data_dir) as server:
         sent, batch = server.start(file, asked, window, keep=keep)
         typer.echo(f"{batch['id']}: {file.name}, {sent['bytes']} bytes")
@@ -96,8 +98,8 @@ def run(  # noqa: PLR0913  # one argument per option
         for line in _errors(batch):
             typer.echo(line, err=True)
         for what, id_, target in (
-            ("Answers", batch["output_file_id"], output or file.with_name(f"{file.name}.output.jsonl")),
-            ("Errors", batch["error_file_id"], errors or file.with_name(f"{file.name}.errors.jsonl")),
+            ("Answers", batch["output_file_id"], answers_to),
+            ("Errors", batch["error_file_id"], errors_to),
         ):
             if id_ is not None:
                 server.save(id_, target)
@@ -134,6 +136,12 @@ def _followed(server: _Server, batch: dict[str, Any]) -> tuple[dict[str, Any], f
             done = counts["completed"] + counts["failed"]
             progress.update(task, description=batch["status"], completed=done, total=counts["total"] or None)
     return batch, time.monotonic() - began
+
+
+def _writable(target: Path) -> Path:
+    if not os.access(target.parent, os.W_OK):
+        refuse(f"{target} cannot be written: check that its folder is there, and that you may write to it.")
+    return target
 
 
 def _endpoint_of(file: Path) -> str:
@@ -180,17 +188,20 @@ class _Server:
             yield cls(client)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
+        return self._answer(self._patiently(lambda: self._request("GET", path, params=query)))
+
+    def _patiently(self, ask: Callable[[], httpx2.Response]) -> httpx2.Response:
         """Ask, and again while the server is being restarted."""
         deadline = time.monotonic() + _AGAIN_SECONDS
         while True:
             try:
-                response = self._request("GET", path, params=query)
+                response = ask()
             except httpx2.TransportError as error:
                 if not self._answered or time.monotonic() > deadline:
                     self._give_up(error)
             else:
                 if response.status_code not in {429, 503} or time.monotonic() > deadline:
-                    return self._answer(response)
+                    return response
             time.sleep(_POLL_SECONDS)
 
     def send(self, method: str, path: str, **body: Any) -> dict[str, Any]:
@@ -213,15 +224,28 @@ class _Server:
             raise
 
     def save(self, file: str, target: Path) -> None:
-        try:
-            with self._client.stream("GET", f"/files/{file}/content") as response, target.open("wb") as opened:
+        """Write a file of the server here, whole or not at all."""
+        part = target.with_name(f"{target.name}.part")
+
+        def fetch() -> httpx2.Response:
+            with self._client.stream("GET", f"/files/{file}/content") as response:
                 if response.status_code != 200:
                     response.read()
-                    self._answer(response)
-                for piece in response.iter_bytes(_SAVED_AT_A_TIME):
-                    opened.write(piece)
-        except httpx2.TransportError as error:
-            self._give_up(error)
+                    return response
+                with part.open("wb") as opened:
+                    for piece in response.iter_bytes(_SAVED_AT_A_TIME):
+                        opened.write(piece)
+                part.replace(target)
+                return response
+
+        try:
+            response = self._patiently(fetch)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            again = f"GET {self._client.base_url}files/{file}/content has it."
+            refuse(f"{target} cannot be written: {error.strerror}. The server keeps it: {again}", code=1)
+        if response.status_code != 200:
+            self._answer(response)
 
     def _request(self, method: str, path: str, **body: Any) -> httpx2.Response:
         response = self._client.request(method, path, **body)

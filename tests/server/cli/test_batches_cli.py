@@ -46,6 +46,23 @@ def test_run_takes_a_file_to_its_answers_and_leaves_nothing_behind(server: Serve
     assert (late.returncode, late.stderr) == (1, "This batch cannot be cancelled any more: it is completed.\n")
 
 
+def test_answers_that_cannot_be_written_are_refused_before_anything_is_sent(
+    server: Server, key: Key, tmp_path: Path
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_bytes(jsonl([line("one")]))
+    before = len(json.loads(hearth(server, key, "list", "--json").stdout)["data"])
+    refused = hearth(server, key, "run", file, "--output", tmp_path / "nowhere" / "answers.jsonl")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "cannot be written: check that its folder is there" in refused.stderr
+    assert len(json.loads(hearth(server, key, "list", "--json").stdout)["data"]) == before
+    (tmp_path / "taken").mkdir()
+    late = hearth(server, key, "run", file, "--output", tmp_path / "taken", "--keep")
+    assert late.returncode == 1
+    assert "The server keeps it: GET http" in late.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["questions.jsonl", "taken"]
+
+
 def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: Path) -> None:
     assert "Set HEARTH_KEY" in hearth(server, None, "list").stderr
     assert "no such batch" in hearth(server, key, "show", "batch_1").stderr
