@@ -6,6 +6,7 @@ Holds no tests. `conftest.py` starts one for the whole run; tests of its life st
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -30,6 +31,7 @@ CANARY = "Zwieback-canary"
 NO_COMPILER = {"CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
 READY_SECONDS = 240.0  # just after set-up nothing of 4 GB is in memory yet
 STOP_SECONDS = 60.0
+_PORTS = iter(random.sample(range(20_000, 32_000), 1_000))
 
 
 @dataclass(frozen=True)
@@ -281,3 +283,12 @@ def raw_request(method: str, path: str, headers: Mapping[str, str], body: bytes 
 def _clean_environment() -> dict[str, str]:
     """Ours without settings of Hearth: the test says what the server gets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+
+
+def free_port() -> int:
+    """Return one below those that the system gives to connections: who is to listen there takes it later."""
+    for port in _PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("No port is free.")

@@ -132,7 +132,8 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
     counts = {
         name: ", ".join(f"{n} {k.lower()}" for k, n in role.replica_states.items()) for name, role in roles.items()
     }
-    role_rows = ((name, role.status.value.lower(), counts[name], role.message) for name, role in roles.items())
+    said = {name: role.message.strip().rpartition("\n")[2] for name, role in roles.items()}  # a traceback's last line
+    role_rows = ((name, role.status.value.lower(), counts[name], said[name]) for name, role in roles.items())
     model_rows = (
         (f"{one.role} {one.replica}", one.node, model.id, model.status, str(model.running), str(model.waiting))
         for one in found

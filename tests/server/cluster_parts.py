@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,14 +15,13 @@ from typing import Any, Self
 import httpx2
 import postgres_parts
 import yaml
-from serving import BIN, NO_COMPILER, ROOT, Key, poll_until
+from serving import BIN, NO_COMPILER, ROOT, Key, free_port, poll_until
 
 from server.cluster import PORTS, environment
 
 HOST = Path(__file__).with_name("cluster_host.py")
 CHAT, IMAGES, SPEECH = "service-plus", "service-image", "service-voice"
 DEPLOY_SECONDS = 420
-_PORTS = iter(random.sample(range(20_000, 32_000), 1_000))
 
 
 def missing_reason() -> str | None:
@@ -53,7 +50,7 @@ class RayCluster:
     def __init__(self, folder: Path, database_url: str) -> None:
         self.folder = folder
         self._haproxy = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))  # its sockets' paths have to be short
-        self.ports = {name: _free_port() for name in ("head", "a", "b", "c")}
+        self.ports = {name: free_port() for name in ("head", "a", "b", "c")}
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "RAY_"))},
             **NO_COMPILER,
@@ -172,13 +169,4 @@ class RayCluster:
 
 def _own_ports() -> dict[str, str]:
     """Return those that are one machine's, of which there are several here."""
-    return {name: str(_free_port()) for name in PORTS if "DIRECT_INGRESS" not in name}
-
-
-def _free_port() -> int:
-    """Return one below those that the system gives to connections: HAProxy takes it seconds later."""
-    for port in _PORTS:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("No port is free.")
+    return {name: str(free_port()) for name in PORTS if "DIRECT_INGRESS" not in name}

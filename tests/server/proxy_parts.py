@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
-from serving import ROOT, poll_until
+from serving import ROOT, free_port, poll_until
 from tls_pair import Pair
 
 PROXIES = {"nginx": "nginx-light", "haproxy": "haproxy", "caddy": "caddy"}
@@ -25,7 +25,7 @@ class Proxy:
     def __init__(self, kind: str, folder: Path, upstream: str, pair: Pair) -> None:
         self.kind = kind
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self._upstream = upstream
         self._pair = pair
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,10 +109,3 @@ def _changed(text: str, changes: dict[str, str]) -> str:
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the file"
         text = text.replace(old, new)
     return text
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
