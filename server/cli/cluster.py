@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from server.cli.options import AsJson, Commands, Models, refuse, tell
 from server.terminal import HEARTH, table
+
+if TYPE_CHECKING:
+    from engine.config import Config
 
 app = typer.Typer(cls=Commands, no_args_is_help=True)
 
@@ -32,6 +37,8 @@ _START = (
     "--disable-usage-stats",
     f"--object-store-memory={256 * 2**20}",
 )
+_REACH_SECONDS, _PROGRESS_SECONDS = 5.0, 5.0
+_HEAD = ("--port=6379", "--ray-client-server-port=10001")
 _QUIET = ("--log-style=pretty", "--log-color=false")  # in a pipe or a log, too: else with each process' command
 _Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="The head of the cluster.")]
 
@@ -49,16 +56,25 @@ def up(context: typer.Context) -> None:
     """
     import tempfile
 
-    from server.cluster import environment
+    from server.cluster import PORTS, check_settings, environment
+    from server.settings import load_settings
 
-    ray, flags = _ray(), context.args
+    ray, flags, settings = _ray(), context.args, load_settings()
+    check_settings(settings)
+    named = dict(flag.split("=", 1) for flag in (*_START, *(_HEAD if "--head" in flags else ()), *flags) if "=" in flag)
+    numbers = [number for flag, number in named.items() if flag.endswith("-port")]
+    numbers += [os.environ.get(name, str(number)) for name, number in PORTS.items()]
+    _look_at_ports([*numbers, str(settings.port)])
+    if "--address" in named:
+        _reach(named["--address"])
     try:
         os.environ.update(environment(Path(tempfile.gettempdir()) / f"hearth-haproxy-{os.getuid()}") | os.environ)
     except OSError as error:
         refuse(f"HAProxy cannot have its files: {error}", code=1)
     if "--head" in flags:
-        flags = ["--port=6379", "--include-dashboard=false", *flags]
+        flags = [*_HEAD, "--include-dashboard=false", *flags]
         subprocess.run([ray, "get-auth-token", "--generate"], check=False, stdout=subprocess.DEVNULL)
+        typer.echo(f"The cluster's token: {os.environ.get('RAY_AUTH_TOKEN_PATH', '~/.ray/auth_token')}")
     typer.echo(f"Where Ray says `ray start` or `ray stop`, use `{HEARTH} cluster up` or `{HEARTH} cluster down`.")
     sys.stdout.flush()
     os.execv(ray, [ray, "start", *_QUIET, *_START, *flags])  # noqa: S606
@@ -77,7 +93,7 @@ def deploy(
 
     Replica by replica; waits until it is healthy.
 
-    Exit code 1: the new replicas did not become healthy; those of before go on.
+    Exit code 1: the new replicas did not become healthy. Those of before go on, where a role has several.
     """
     from engine.config import load_config
     from server.settings import load_settings
@@ -92,12 +108,20 @@ def deploy(
         from ray import serve
 
         http = {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": 75}
+        _check_room(config)
         with suppress(TimeoutError):  # proxies that take longer than a minute come up beside the replicas
             serve.start(proxy_location="EveryNode", http_options=http)
         try:
-            serve.run(made, name=APPLICATION, route_prefix="/")
-        except RuntimeError as error:
-            refuse(f"The cluster does not serve {settings.models}: {error}", code=1)
+            with _progress(APPLICATION):
+                serve.run(made, name=APPLICATION, route_prefix="/")
+        except RuntimeError:
+            roles = _roles(APPLICATION)
+            failed = [f"  {name}: {_last_line(role.message)}" for name, role in roles.items() if role.message]
+            down = [name for name, role in roles.items() if not role.replica_states.get("RUNNING")]
+            after = (
+                f"Nothing runs of {', '.join(down)}: deploy the file of before." if down else "Those of before go on."
+            )
+            refuse("\n".join((f"The cluster does not serve {settings.models}:", *failed, after)), code=1)
     typer.echo(f"Served on every machine with a replica, port {settings.port}: {', '.join(config.models)}.")
 
 
@@ -111,8 +135,7 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
 
         from server.cluster.replica import APPLICATION, Peers, machines
 
-        nodes, application = machines(), serve.status().applications.get(APPLICATION)
-        roles = {} if application is None else application.deployments
+        nodes, application, roles = machines(), serve.status().applications.get(APPLICATION), _roles(APPLICATION)
         handles = [serve.get_deployment_handle(name, APPLICATION) for name in roles]
         found = sorted(asyncio.run(Peers(handles).statuses()), key=lambda one: (one.role, one.node))
     data = {
@@ -129,11 +152,9 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
         (one.address, ("head, " if one.head else "") + ("up" if one.alive else "gone"), str(one.gpus), str(one.cpus))
         for one in nodes
     )
-    counts = {
-        name: ", ".join(f"{n} {k.lower()}" for k, n in role.replica_states.items()) for name, role in roles.items()
-    }
-    said = {name: role.message.strip().rpartition("\n")[2] for name, role in roles.items()}  # a traceback's last line
-    role_rows = ((name, role.status.value.lower(), counts[name], said[name]) for name, role in roles.items())
+    role_rows = (
+        (name, role.status.value.lower(), _counts(role), _last_line(role.message)) for name, role in roles.items()
+    )
     model_rows = (
         (f"{one.role} {one.replica}", one.node, model.id, model.status, str(model.running), str(model.waiting))
         for one in found
@@ -161,6 +182,9 @@ def drain(
 
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == machine]
         head = ray.get_runtime_context().gcs_address
+        others = any(node["Alive"] and node["NodeManagerAddress"] != machine for node in ray.nodes())
+    if nodes and not others:
+        refuse(f"No other machine could take its replicas. `{HEARTH} cluster down` ends it.", code=1)
     if not nodes:
         refuse(f"No machine of the cluster has the address {machine}: `{HEARTH} cluster status` lists them.")
     why = ("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=hearth cluster drain")
@@ -191,6 +215,85 @@ def down(
     os.execv(ray := _ray(), [ray, "stop", "--grace-period=30", *_QUIET])  # noqa: S606
 
 
+def _look_at_ports(numbers: Iterable[str]) -> None:
+    """Refuse to start where one is taken: Ray would say so in a log, after half a minute, and leave processes."""
+    for number in numbers:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", int(number)))
+            except OSError as error:
+                refuse(
+                    f"Port {number} cannot be listened on: {error.strerror}. `ss -ltnp sport = :{number}` shows what "
+                    f"does; `{HEARTH} cluster down` ends Ray.",
+                    code=1,
+                )
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+    except (OSError, ValueError):
+        refuse(f"Nothing answers at {address}. It is the head's address and port, like 10.0.0.1:6379.", code=1)
+
+
+def _check_room(config: Config) -> None:
+    """Refuse a role of which no machine can run a replica: Serve ends those of before, and waits for ever."""
+    import ray
+
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for role in config.roles.values():
+        needs = {"CPU": 0.1, "GPU": role.gpus, **({role.resource: 0.001} if role.resource else {})}
+        if not any(all(there.get(name, 0) >= number for name, number in needs.items()) for there in machines):
+            what = ", ".join(f"{name} {number:g}" for name, number in needs.items() if number)
+            refuse(
+                f"No machine can run a replica of {role.id}, which needs {what}. `{HEARTH} cluster up` has the flags "
+                "--num-cpus, --num-gpus and --resources.",
+                code=1,
+            )
+
+
+@contextmanager
+def _progress(application: str) -> Iterator[None]:
+    """Say, when it changes, what Serve waits for."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        before = ""
+        while not ended.wait(_PROGRESS_SECONDS):
+            waiting = {name: role for name, role in _roles(application).items() if role.status.value != "HEALTHY"}
+            said = "\n".join(f"{name}: {_counts(role)}. {_last_line(role.message)}" for name, role in waiting.items())
+            if said != before:
+                typer.echo(said, err=True)
+            before = said
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _roles(application: str) -> dict[str, Any]:
+    """Return how Serve's deployments stand, by the names of their roles."""
+    from ray import serve
+
+    found = serve.status().applications.get(application)
+    return {} if found is None else found.deployments
+
+
+def _counts(role: Any) -> str:
+    return ", ".join(f"{number} {state.lower()}" for state, number in role.replica_states.items())
+
+
+def _last_line(message: str) -> str:
+    """Of a traceback, where Serve's message has one."""
+    return message.strip().rpartition("\n")[2]
+
+
 def _ray() -> str:
     """Return Ray's command of our own environment. From here on this process does as the cluster's do."""
     from server.cluster import BARE
@@ -206,7 +309,10 @@ def _ray() -> str:
 def _connected(address: str) -> Iterator[None]:
     """Be a part of the cluster for as long as the block. Ends the command where there is none."""
     _ray()
+    if address != "auto":
+        _reach(address)
     warnings.simplefilter("ignore")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     import ray
     from ray.exceptions import AuthenticationError
 
@@ -220,7 +326,11 @@ def _connected(address: str) -> Iterator[None]:
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             place = "on this machine" if address == "auto" else f"at {address}"
-            refuse(f"No cluster answers {place}: {str(error).rstrip('.')}. `{HEARTH} cluster up` starts one.", code=1)
+            refuse(
+                f"No cluster answers {place}: {str(error).rstrip('.')}. `{HEARTH} cluster up` starts one. If it runs, "
+                "RAY_AUTH_TOKEN_PATH names another token than the cluster's (docs/cluster.md).",
+                code=1,
+            )
         try:
             yield
         finally:

@@ -29,7 +29,7 @@ from engine.config.models import ChatModelSpec
 from engine.stream import Stream
 from engine.types import SETTLED
 from server.app import Place, create_app
-from server.cluster import DEREGISTER_SECONDS
+from server.cluster import DEREGISTER_SECONDS, check_settings
 from server.cluster.compat import set_version
 from server.cluster.engine import ClusterEngine, Message, Remote, RoleState, answer, ask_all
 from server.cluster.ingress import OwnHttp, check_environment, speak
@@ -47,28 +47,11 @@ _MOST_ON_A_NODE = 64
 _DRAIN_MARGIN_SECONDS = 10.0  # to end engines, once requests have ended
 _OTHER_REQUESTS = 64  # of one replica: lists, status, files, beside what its models run and queue
 _UNLIMITED = 1_000_000
+_CPUS = 0.1  # of what Ray gives out: memory and GPUs are what a replica needs, and none runs where Ray has no CPU
+_AT_ONCE = {"tier", "owned_by", "aliases", "description"}  # of a model, taken over without a new engine
 _MOST_OF_AVERAGE = 1.25  # as HAProxy's hash-balance-factor is set
 _OF_MODELS = {"hearth_model_state", "hearth_model_engines", "hearth_model_restarts"}
 _log = logging.getLogger("hearth.cluster")
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse what replicas on several machines cannot share. Raises `SettingsError`."""
-    problems = []
-    if settings.database_url is None:
-        problems.append(
-            "HEARTH_DATABASE_URL: a cluster needs PostgreSQL (postgresql+psycopg://user:password@host/name). A SQLite "
-            "file belongs to one server: limits and revoked keys would be each replica's own"
-        )
-    if settings.files_url is None:
-        problems.append(
-            "HEARTH_FILES_URL: a cluster needs a place for files that all machines share, like file:///srv/hearth or "
-            "s3://bucket/hearth. A link to an image may be opened at any replica"
-        )
-    if settings.tls_cert is not None:
-        problems.append("HEARTH_TLS_CERT: in a cluster a proxy in front of it has the certificate (docs/cluster.md)")
-    if problems:
-        raise SettingsError("The settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
 
 
 class Replica:
@@ -283,7 +266,7 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
         "num_replicas": role.replicas.min,
         "max_replicas_per_node": role.most_per_node,
         "max_surge_percent": 100 if role.surge else 0,
-        "ray_actor_options": {"num_cpus": 1, "num_gpus": role.gpus},
+        "ray_actor_options": {"num_cpus": _CPUS, "num_gpus": role.gpus},
         **more,
     }
     if role.replicas.most > role.replicas.min:
@@ -317,7 +300,7 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
 
 def _version(config: Config, role: RoleSpec) -> str:
     """Return what is another where a deploy has to replace the replicas of this role."""
-    own = [entry.model_dump_json() for entry in config.of_role(role.id).entries.values()]
+    own = [entry.model_dump_json(exclude=_AT_ONCE) for entry in config.of_role(role.id).entries.values()]
     said = [importlib.metadata.version("hearth-inference"), *config.roles, *own]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
 

@@ -2,13 +2,16 @@
 as a role of their own. What is one server's must be true of the whole."""
 
 import asyncio
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+import yaml
 from cluster_parts import CHAT, IMAGES, SPEECH, RayCluster, missing_reason, models_yaml
 from page_parts import CHROMIUM, MISSING, chromium, opened
 from postgres_parts import Postgres
@@ -227,6 +230,29 @@ async def test_a_reload_says_that_a_deploy_takes_its_place(cluster: RayCluster, 
         answered = await http.post("/v1/admin/reload")
     assert answered.status_code == 400
     assert "hearth cluster deploy" in answered.json()["error"]["message"]
+
+
+async def test_what_no_machine_can_run_is_refused_and_a_description_needs_no_new_replica(
+    cluster: RayCluster, key: Key, tmp_path: Path
+):
+    def deploy(change: Callable[[dict[str, Any]], None]) -> subprocess.CompletedProcess[str]:
+        content = yaml.safe_load(models_yaml(tmp_path / "models.yaml", ROLES).read_text())
+        change(content)
+        (tmp_path / "models.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        arguments = ("--models", str(tmp_path / "models.yaml"), "--address", cluster.address)
+        return cluster.hearth("cluster", "deploy", *arguments, seconds=120)
+
+    before = {one["replica"] for one in cluster.status()["replicas"]}
+    refused = deploy(lambda content: content["cluster"]["roles"]["more"].update(gpus=1))
+    assert refused.returncode == 1
+    assert "No machine can run a replica of more, which needs CPU 0.1, GPU 1." in refused.stderr
+    done = deploy(lambda content: content["models"][CHAT].update(description="Another one."))
+    assert done.returncode == 0, done.stderr
+    async with both(cluster, key) as clients:
+        for http in clients:
+            shown = (await http.get(f"/v1/models/{CHAT}")).json()
+            assert shown["description"] == "Another one."
+    assert {one["replica"] for one in cluster.status()["replicas"]} == before
 
 
 def bearer(key: Key) -> dict[str, str]:
