@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 import psutil
@@ -15,6 +16,7 @@ import psutil
 OUTCOME_FILE = "reload.json"
 _LOCK_FILE = "server.lock"
 _POLL_SECONDS = 0.05
+_LOCK_TRIES = 4
 
 
 class InstanceError(Exception):
@@ -38,7 +40,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
     with opened as file:
         try:
             # Freed with the last copy of the open file; engines are started by exec, which closes theirs.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except OSError as error:
             file.seek(0)
             raise InstanceError(
@@ -51,6 +53,15 @@ def only_one(data_dir: Path) -> Iterator[None]:
         file.flush()
         yield
         file.truncate(0)
+
+
+def _lock(file: TextIO) -> None:
+    """Lock it, also where `running_pid` has it for an instant. Raises `OSError` if another process keeps it."""
+    for _ in range(_LOCK_TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_POLL_SECONDS)
+    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def running_pid(data_dir: Path) -> int | None:

@@ -158,7 +158,10 @@ class KeyLimiter:
     async def _level(self, kind: str, limit: int | None) -> int | None:
         if not limit:
             return limit
-        taken = await self.meter.buckets.take(Ask(f"{self.key}:{kind}", 0, limit))
+        try:
+            taken = await self.meter.buckets.take(Ask(f"{self.key}:{kind}", 0, limit))
+        except StoreUnavailableError:  # nothing is counted now
+            return None
         level = taken.level if isinstance(taken, Refused) else taken
         return 0 if level is None else level.remaining
 
@@ -355,7 +358,8 @@ class _Call:
     async def take_input_tokens(self, tokens: int) -> None:
         """Take the tokens of a request that makes none itself. Raises `ApiError`."""
         with suppress(StoreUnavailableError):
-            if taken := await self.request.limiter.take_tokens(tokens, asked=True, makes_tokens=False):
+            limiter, kept = self.request.limiter, self.request.kept
+            if taken := await limiter.take_tokens(tokens, asked=True, kept=kept, makes_tokens=False):
                 self.tokens, level = taken
                 self._show(level)
         self.queued_at = time.monotonic()

@@ -3,7 +3,7 @@
 What a key's fields may hold in themselves is the store's to check.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 
 from engine.config import Config
@@ -23,12 +23,18 @@ def check_scopes(scopes: Iterable[str]) -> None:
         _check_known("scope", "scopes", scope, SCOPES)
 
 
-def check_rights(config: Config, tier: str, models: Iterable[str]) -> None:
-    """Raise `KeyFieldError` unless the tier is configured and may use each of the models."""
+def check_rights(config: Config, tier: str, models: Iterable[str], *, had: Collection[str] = ()) -> None:
+    """Raise `KeyFieldError` unless the tier is configured and may use each of the models.
+
+    A model that the key `had` may be gone from models.yaml.
+    """
     _check_known("tier", "tier", tier, config.tiers)
     for model in models:
-        _check_known("model", "models", model, config.entries)
-        needed = config.entries[model].tier
+        entry = config.entry(model)
+        if entry is None:
+            _check_known("model", "models", model, {*config.entries, *had})
+            continue
+        needed = entry.tier
         if needed not in config.tiers[tier].models:
             message = f"Keys of tier {tier!r} may not use the model {model!r}: it is for tier {needed!r}."
             raise KeyFieldError("models", message)

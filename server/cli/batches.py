@@ -183,8 +183,14 @@ class _Server:
             refuse("No server runs here. Name one with --url http://HOST:8000/v1, or HEARTH_URL.")
         base_url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1"
         headers = {"Authorization": f"Bearer {key}"}
-        verify = trusting(Path(certificate)) if certificate else True
-        with httpx2.Client(base_url=base_url, headers=headers, timeout=_ANSWER_SECONDS, verify=verify) as client:
+        try:
+            verify = trusting(Path(certificate)) if certificate else True
+            client = httpx2.Client(base_url=base_url, headers=headers, timeout=_ANSWER_SECONDS, verify=verify)
+        except UnicodeEncodeError:
+            refuse("HEARTH_KEY has a character that no key has. Copy it again.")
+        except httpx2.InvalidURL as error:
+            refuse(f"{base_url} is no address: {error}")
+        with client:
             yield cls(client)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def restore(
     if folder.is_dir() and folder.stat().st_uid != os.geteuid():
         raise InstanceError(
             f"The data directory {folder} is not yours, and the server could not read what you put there. Run this "
-            f"as its user: sudo -u {folder.owner()} {HEARTH} restore ..."
+            f"as its user, number {folder.stat().st_uid}: sudo -u '#{folder.stat().st_uid}' {HEARTH} restore ..."
         )
     running = running_pid(folder)
     if running is not None:

@@ -277,7 +277,7 @@ def update(  # noqa: PLR0913 - one argument per option
         check_scopes(changes.get("scopes", ()))
         if changes.keys() & {"tier", "models"}:
             config, models = load_config(settings.models), changes.get("models", old.models)
-            check_rights(config, changes.get("tier", old.tier), models or ())
+            check_rights(config, changes.get("tier", old.tier), models or (), had=old.models or ())
         return await store.update(public_id, **changes)
 
     key = _on_key(settings, key_or_name, change)

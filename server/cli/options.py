@@ -44,6 +44,8 @@ class Commands(TyperGroup):
             raise
         except Exception as error:
             code = _exit_code(error)
+            if isinstance(error, PermissionError) and error.filename is not None:
+                refuse(f"{error.filename} is not open to this user. Run this as the user of the server.", code=1)
             if code is None:
                 raise
             refuse(str(error), code=code)

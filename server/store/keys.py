@@ -11,7 +11,7 @@ import secrets
 import string
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import RowMapping, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.store import KeyFieldError, KeyNotFoundError
+from server.store import KeyFieldError, KeyNotFoundError, StoreUnavailableError
 from server.store.audit import Actor, write_entry
 from server.store.database import Database
 from server.store.schema import api_key, console_session, utc_now
@@ -470,7 +470,8 @@ class SessionStore:
         if now >= min(row["expires_at"], row["last_seen"] + SESSION_IDLE):
             return None
         if now - row["last_seen"] >= _SEEN_EVERY:
-            await self._database.change(update(console_session).where(ours).values(last_seen=now), durable=False)
+            with suppress(StoreUnavailableError):  # a full disk, which the page may be needed to see
+                await self._database.change(update(console_session).where(ours).values(last_seen=now), durable=False)
         key = await self._keys.find(row["key_id"])
         return key if key.usable_at(now) else None
 

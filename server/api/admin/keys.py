@@ -6,7 +6,7 @@ always make a new admin key. Each key may read its own usage, and with the scope
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated
@@ -31,6 +31,7 @@ from server.auth.access import KeyWith
 from server.auth.rights import check_rights, check_scopes, working_admins
 from server.errors import ApiError
 from server.http.bodies import StrictRoute
+from server.store import StoreUnavailableError
 from server.store.key_cache import KeyCache
 from server.store.keys import ApiKey, KeyLimits
 from server.store.usage import UsageBook
@@ -99,7 +100,8 @@ async def update_key(public_id: str, body: ChangesBody, keys: TheKeyAdmin, by: T
     check_scopes(changes.get("scopes", ()))
     if "tier" in changes or "models" in changes:
         old = await keys.cache.store.find(public_id)
-        check_rights(keys.engine.config, changes.get("tier", old.tier), changes.get("models", old.models) or ())
+        models = changes.get("models", old.models) or ()
+        check_rights(keys.engine.config, changes.get("tier", old.tier), models, had=old.models or ())
     stays_admin = "admin" in changes.get("scopes", ("admin",))
     async with nullcontext() if stays_admin else keys.without_lockout(public_id, "scopes"):
         return keys.changed(await keys.cache.store.update(public_id, by=by, **changes))
@@ -144,6 +146,7 @@ async def read_usage(query: Annotated[UsageQuery, Query()], request: Request) ->
             sentence = "Only keys with the scope `admin` may read the usage of others. Leave `key` out for your own."
             raise ApiError(403, "insufficient_permissions", sentence, param="key")
         owner = key.public_id
-    await book.flush()  # what was used a moment ago belongs to it
+    with suppress(StoreUnavailableError):
+        await book.flush()  # what was used a moment ago belongs to it
     rows = await book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
     return Listed(data=[UsageSum.of(row) for row in rows])

@@ -134,7 +134,7 @@ class UsageQuery(Asked):
         if self.until <= self.since:
             raise FieldError("until", "must be later than `since`")
         days, by_hour = (31, " when by hour") if "hour" in self.by else (366, "")
-        if self.until - self.since > timedelta(days=days):
+        if self.until - self.since > timedelta(days=days, hours=1):  # both are parts of hours
             raise FieldError("since", f"must be at most {days} days before `until`{by_hour}")
         return self
 

@@ -165,7 +165,7 @@ def _open_to_others(given: Settings) -> Iterator[Finding]:
         *((file, 0o007, "other users can read it", "chmod 600") for file in secrets),
         (given.models, 0o002, "other users can change what is served", "chmod o-w"),
     ):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # it is not there, or not for us to see: its folder's owner is told below
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & forbidden:
                 finding = problem if mode & 0o007 else warning
@@ -184,6 +184,9 @@ def database(case: Case) -> Iterator[Finding]:
     file = given.data_dir / FILE_NAME
     if given.database_url is not None:
         yield skipped("HEARTH_DATABASE_URL is set: the self-test uses that database")
+        return
+    if not os.access(file.parent, os.X_OK) and file.parent.exists():
+        yield skipped(f"{file.parent} is not open to this user")
         return
     if not file.exists():
         yield ok(f"{file} is created at the first start, or by: {keys_command(given, 'create')}")

@@ -441,3 +441,27 @@ async def test_a_disk_that_gets_full_refuses_the_upload_and_the_server_lives(
     sent = await http.post("/v1/files", **form)
     assert sent.status_code == 200, sent.text
     assert (await client.files.delete(sent.json()["id"])).deleted
+
+
+async def test_lines_of_embeddings_leave_half_of_the_tokens_to_others(server: Server) -> None:
+    key = server.make_key("half", limits={"tokens_per_minute": 400})
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key=key.text, max_retries=0, timeout=60) as client:
+        lines = [
+            line(f"{at}", "/v1/embeddings") | {"body": {"model": EMBEDDING, "input": "word " * 40}} for at in range(40)
+        ]
+        batch = await begun(client, (await upload(client, lines)).id, "/v1/embeddings")
+
+        async def done() -> int:
+            counts = (await client.batches.retrieve(batch.id)).request_counts
+            return 0 if counts is None else counts.completed
+
+        async with asyncio.timeout(60):
+            before = -1
+            while await done() == 0 or before != await done():  # until it has to wait
+                before = await done()
+                await asyncio.sleep(0.5)
+        assert before < len(lines)
+        left = (await client.get("/key", cast_to=httpx2.Response)).json()["left"]["tokens"]
+        assert 150 <= left <= 270
+        assert (await client.embeddings.create(model=EMBEDDING, input="word " * 40)).data
+        await ended(client, await client.batches.cancel(batch.id))

@@ -92,6 +92,11 @@ async def test_keys_see_their_own_usage_and_nobody_elses(server: Server, http: h
     assert await read(http, key="0123456789Ab") == []
 
 
+async def test_the_longest_spans_are_allowed(http: httpx2.AsyncClient):
+    for params in ({"since": "366d"}, {"since": "31d", "by": "hour"}):
+        assert (await http.get(USAGE, params=params)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("params", "param", "words"),
     [

@@ -7,7 +7,9 @@ import pytest
 
 from engine import Engine, load_config
 from server.auth.access import Access
+from server.auth.rights import check_rights
 from server.errors import ApiError
+from server.store import KeyFieldError
 from server.store.keys import ApiKey
 
 MODELS = """
@@ -35,6 +37,15 @@ async def test_a_key_made_for_a_model_uses_it_after_it_was_renamed(access: Acces
     for asked in ("chat-1", "chat-2"):
         assert access.model_id(key_for(name), asked) == "chat-2"
     assert [model.id for model in access.models(key_for(name))] == ["chat-2"]
+
+
+def test_a_key_whose_model_was_renamed_or_is_gone_can_be_changed(access: Access) -> None:
+    config = access.engine.config
+    check_rights(config, "all", ["chat-1", "gone"], had=["gone"])
+    with pytest.raises(KeyFieldError, match="There is no model 'gone'"):
+        check_rights(config, "all", ["gone"])
+    with pytest.raises(KeyFieldError, match="may not use the model 'chat-1'"):
+        check_rights(config, "some", ["chat-1"])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Sessions of the page in the store and in memory: two halves, their ends, links that work once, and failed sign-ins."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from store_parts import held
 
 from server.auth.sessions import Halves, OnceLinks, Sessions, SignIns
 from server.errors import ApiError
@@ -53,6 +55,14 @@ async def test_nothing_on_disk_can_sign_in(database: Database):
     async with database.reading() as connection:
         rows = str((await connection.exec_driver_sql("SELECT * FROM console_session")).all())
     assert not any(half in rows for half in halves)
+
+
+async def test_a_session_goes_on_while_nothing_can_be_written(file: Path, database: Database):
+    store, _, clock, key = await parts(database)
+    halves = await store.create(key, "here")
+    clock.pass_(timedelta(minutes=5))
+    with held(file, "PRAGMA busy_timeout = 5000"):
+        assert await store.check(*halves) == key
 
 
 async def test_a_session_ends_when_it_was_not_used_for_long_and_after_a_week(database: Database):

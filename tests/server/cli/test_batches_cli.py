@@ -68,6 +68,10 @@ def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: P
     assert "no such batch" in hearth(server, key, "show", "batch_1").stderr
     for asked in (("cancel", "x"), ("list",)):
         assert "does not answer" in hearth(server, key, *asked, "--url", "http://127.0.0.1:1/v1").stderr
+    for wrong in ("http://127.0.0.1:80a0/v1", "http://[::1/v1"):
+        said = hearth(server, key, "list", "--url", wrong)
+        assert (said.returncode, f"{wrong} is no address" in said.stderr) == (2, True), said.stderr
+    assert "HEARTH_KEY has a character that no key has" in hearth(server, Key("hk_\u2026"), "list").stderr
     file = tmp_path / "wrong.jsonl"
     file.write_bytes(b"nonsense\n")
     assert "names no `url`" in hearth(server, key, "run", file).stderr

@@ -27,6 +27,7 @@ const PAGES = {
   keys: { title: "Keys", page: Keys, shown: () => isAdmin.value },
   status: { title: "Status", page: Status, shown: () => isAdmin.value },
 };
+const UNLISTED = new Error("This key lacks the scope `models`: the page cannot know which models there are.");
 const place = signal(location.hash.slice(2));
 const menu = signal(false), started = signal(false), problem = signal(null);
 
@@ -62,7 +63,8 @@ function Frame() {
   const failed = useSignal(null);
   const shown = () => place.value === "models";
   const later = (age) => (shown() ? (isAdmin.value ? 30 - age : 0) : 5 - sinceHeard());
-  const models = usePoll("v1/models", (found) => (shown() ? pace(found) : 5), failed, later);
+  const lists = may("models")();
+  const models = usePoll(lists ? "v1/models" : "v1/key", (found) => (shown() ? pace(found) : 5), failed, later);
   const offered = Object.keys(PAGES).filter((name) => PAGES[name].shown());
   const open = offered.includes(place.value) ? place.value : offered[0];
   const { page, title } = PAGES[open];
@@ -74,7 +76,7 @@ function Frame() {
       <img src="console/icon.svg" alt="" width="24" height="24" /> <strong>Hearth</strong>
     </header>
     <${Nav} open=${open} offered=${offered} />
-    <main id="main" tabindex="-1" class=${open} aria-label=${title}><${page} key=${open} models=${models.value?.data} failed=${failed.value} /></main>
+    <main id="main" tabindex="-1" class=${open} aria-label=${title}><${page} key=${open} models=${models.value?.data} failed=${failed.value ?? (lists ? null : UNLISTED)} /></main>
     <${Said} />
   </div>`;
 }
