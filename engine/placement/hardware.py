@@ -7,10 +7,12 @@ some. Both versions are read: 2, and 1 of older systems.
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -18,6 +20,7 @@ import psutil
 
 from engine.errors import EngineError
 
+_log = logging.getLogger("hearth.engine")
 GIB = 1 << 30
 T = TypeVar("T")
 # What a plan prefers where not all models fit: that they stay loaded, or better variants that take turns.
@@ -226,11 +229,27 @@ def _graphics_vendors() -> set[str]:
 
 def _read_gpus(nvml: Any, ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str, int]:
     """Return the GPUs that may be used, the driver's version, and how many more are divided by MIG."""
-    devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    visible = _visible([str(nvml.nvmlDeviceGetUUID(device)) for device in devices])
-    divided = [index for index, device in enumerate(devices) if _is_divided(nvml, device)]
-    gpus = tuple(_read_gpu(nvml, index, devices[index], ours) for index in visible if index not in divided)
+    devices: dict[int, Any] = {}
+    uuids = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        uuids.append("")
+        try:
+            device = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuids[index], devices[index] = str(nvml.nvmlDeviceGetUUID(device)), device
+        except nvml.NVMLError as error:  # one that has fallen off the bus is no reason to lose the others
+            _leave_out(index, str(error))
+    visible = _visible(uuids)
+    divided = [index for index, device in devices.items() if _is_divided(nvml, device)]
+    gpus = tuple(
+        _read_gpu(nvml, index, devices[index], ours) for index in visible if index in devices.keys() - set(divided)
+    )
     return gpus, str(nvml.nvmlSystemGetDriverVersion()), len(divided)
+
+
+@cache
+def _leave_out(index: int, why: str) -> None:
+    """Say so, once."""
+    _log.warning("GPU %d does not answer (%s), and is left out.", index, why)
 
 
 def _read_gpu(nvml: Any, index: int, device: Any, ours: frozenset[int]) -> Gpu:

@@ -166,6 +166,7 @@ class Loader:
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
         async with self._turn:
             before = await asyncio.to_thread(planned.taken, spec, is_demo=is_demo)
+            of_kv = self.part_of_kv(spec)
             alone = self._under_way == 0
             self._under_way += 1
             begun = self._begun = self._begun + 1
@@ -186,7 +187,7 @@ class Loader:
                 self._under_way -= 1
             if alone and begun == self._begun:  # else what was taken cannot be told apart
                 try:
-                    await asyncio.to_thread(planned.keep, spec, before)
+                    await asyncio.to_thread(planned.keep, spec, before, of_kv=of_kv)
                 except BaseException:  # cancelled: nothing else refers to it
                     backend.terminate()
                     raise
@@ -515,9 +516,12 @@ class Planned:
         unknown = is_demo or self._data_dir is None or model_of(spec.id) in self._own or placed.variant is None
         return None if unknown else _taken(placed)
 
-    def keep(self, spec: ModelSpec, before: dict[int, int] | None) -> None:
-        """Keep what a model took that was loaded since `before`, while nothing else took or freed memory. Blocks."""
-        placed = self.of(spec.id)
+    def keep(self, spec: ModelSpec, before: dict[int, int] | None, *, of_kv: float) -> None:
+        """Keep what a model took that was loaded since `before`, while nothing else took or freed memory. Blocks.
+
+        `of_kv`: the part of its KV cache that it was loaded with.
+        """
+        placed = _with_less(self.of(spec.id), of_kv)
         if before is None or self._data_dir is None or not (placed.variant and placed.need):
             return
         took = max(used - before.get(place, 0) for place, used in _taken(placed).items())

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError, GenerationError, LoadError
+from engine.errors import EngineError, GenerationError, LoadError, StartError
 from engine.placement.hardware import MODEL_VICTIM, offer_to_oom_killer
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, Service, ShutdownRequested, to_frame
@@ -76,8 +76,8 @@ class Child:
             self._serve(self._load())
         except ShutdownRequested:
             return 0
-        except LoadError as error:
-            self._send(protocol.LoadFailed(error.message))
+        except (LoadError, StartError) as error:
+            self._send(protocol.LoadFailed(error.message, passing=isinstance(error, StartError)))
         except Exception as error:  # noqa: BLE001  # last resort: a fresh process takes over
             _log_trace("The worker ends, because of", error, with_message=self._service is None)
         return 1

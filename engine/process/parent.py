@@ -22,7 +22,7 @@ import msgspec
 
 from engine.admission import Admission, Room
 from engine.backends import WORKER_ENVIRONMENT, Backend
-from engine.errors import GenerationError, LoadError, NotStartedError, RequestError, engine_died
+from engine.errors import GenerationError, LoadError, NotStartedError, RequestError, StartError, engine_died
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, to_frame
 from engine.process.watchdog import Guard, Patience
@@ -307,7 +307,7 @@ class WorkerProcess:
             if isinstance(message, protocol.Ready):
                 return
             if isinstance(message, protocol.LoadFailed):
-                raise LoadError(message.message)
+                raise (StartError if message.passing else LoadError)(message.message)
             if isinstance(message, protocol.Loading):
                 report(message.phase, message.progress)
         raise WorkerDiedError(self.exit_status)
@@ -369,16 +369,16 @@ class WorkerProcess:
 
 
 async def start_worker(  # noqa: PLR0913  # what a start depends on
-    service: str, options: object, report: Report, *, threads: int, on_cpu: bool, stall_seconds: float | None
+    service: str, options: object, report: Report, *, threads: int, on_cpu: bool, patience: Patience | None
 ) -> WorkerProcess:
-    """Start a worker that loads `service`. Raises `LoadError` when that can never work."""
+    """Start a worker that loads `service`. Raises `LoadError` when that can never work, `StartError`."""
     return await WorkerProcess.start(
         service,
         options,
         report,
         environment={**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
         nice=NICE_ON_CPU if on_cpu else 0,
-        patience=Patience.of(stall_seconds, on_cpu=on_cpu),
+        patience=patience,
     )
 
 

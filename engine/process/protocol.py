@@ -55,9 +55,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be loaded as configured. `message` is a `LoadError`'s, in our words."""
+    """The model cannot be loaded as configured. `message` is a `LoadError`'s, in our words.
+
+    `passing`: it may be at the next try, and the message is a `StartError`'s.
+    """
 
     message: str
+    passing: bool = False
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

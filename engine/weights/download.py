@@ -184,7 +184,8 @@ class Pull:
         for file in self.files if safety.is_there(self.target) else ():
             if manifest.size_problem(self.model, file) and not manifest.problem_of(self.target, file, report):
                 self._place(file).unlink(missing_ok=True)
-                self._place(file).hardlink_to(self.target / file.path)
+                with suppress(OSError):  # a file system without links: it is fetched
+                    self._place(file).hardlink_to(self.target / file.path)
 
     def keep_only(self, files: Iterable[manifest.ModelFile]) -> None:
         kept = {place / file.path for file in files for place in (self.model, self.parts)}
@@ -289,8 +290,12 @@ def locked(weights_dir: Path, name: str) -> Iterator[Pull]:
         with (pull.root / "lock").open("a", encoding="ascii") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise WeightsError(f"Another process works on {name} right now. Wait until it has ended.") from error
+            except OSError as error:
+                raise WeightsError(
+                    f"{file.name} cannot be locked: {error.strerror}. Use another file system."
+                ) from error
             if not _is_still(file.fileno(), pull.root / "lock"):
                 continue  # the one before has just removed it
             try:

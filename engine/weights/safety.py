@@ -53,6 +53,7 @@ _OTHER_LAYOUTS = ("consolidated", "adapter_model")
 # Of LoRA adapters, as PEFT saves them.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZERS = {"tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"}
+_MOST_DIMENSIONS = 16
 # Bits of one number, by its name in a header. What a later format adds is not checked.
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
@@ -235,7 +236,8 @@ def check_safetensors(file: Path) -> dict[str, Any]:
 
 def _is_as_large_as_it_says(tensor: Mapping[str, Any]) -> bool:
     (begin, end), shape = tensor["data_offsets"], tensor["shape"]
-    if begin < 0 or any(number < 0 for number in shape):
+    # Huge numbers, or very many, would take hours to multiply.
+    if begin < 0 or len(shape) > _MOST_DIMENSIONS or any(not 0 <= number < 2**63 for number in shape):
         return False
     bits = _BITS.get(tensor["dtype"])
     return bool(end >= begin if bits is None else 8 * (end - begin) == bits * math.prod(shape))

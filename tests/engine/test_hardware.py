@@ -140,6 +140,45 @@ def test_a_gpu_that_shares_the_machines_memory_gets_three_quarters_of_it(tmp_pat
     assert ask_of(tmp_path, nvml, ask).split() == ["True", "True", "0.75", "0.25"]
 
 
+def test_a_gpu_that_does_not_answer_takes_no_other_with_it(tmp_path: Path):
+    nvml = (
+        FAKE_NVML
+        + """
+def nvmlDeviceGetHandleByIndex(index):
+    if index == 0: raise NVMLError("GPU is lost")
+    return index
+"""
+    )
+    ask = """if True:
+        from engine.placement.hardware import read_hardware
+        print([[gpu.index for gpu in read_hardware().gpus] for _ in range(2)])"""
+    assert ask_of(tmp_path, nvml, ask) == "[[1], [1]]\n"
+
+
+def test_what_a_model_takes_is_kept_right_whatever_part_of_its_kv_cache_it_has(tmp_path: Path):
+    """After a load that ran out of memory the next one takes less."""
+    ask = f"""if True:
+        import sys
+        from pathlib import Path
+        sys.path += ["{ROOT}/tests/engine", "{ROOT}/tests"]
+        from plan_parts import config_of, model, variant
+        from test_planned import put
+        from engine.placement.hardware import read_hardware
+        from engine.placement.needs import Footprints
+        from engine.pool.loader import Planned
+        spec = model("a", variant("chatty", 4, kv_kib_per_token=128, context_length=4096))
+        here = Path("{tmp_path}")
+        put(here / "chatty")
+        planned = Planned(config_of(spec), here, here, read_hardware())
+        placed = planned.of("a")
+        for part in (0.7, 1.0):
+            took = (5 << 30) + int(placed.kv_bytes * part)
+            planned.keep(spec, {{placed.gpus[0]: -took}}, of_kv=part)
+            print([found.bytes for found in Footprints.read(here).footprints.values()], placed.kv_bytes > 1 << 30)
+    """
+    assert ask_of(tmp_path, FAKE_NVML, ask) == f"[{5 << 30}] True\n" * 2
+
+
 def test_what_mig_has_divided_is_left_out_with_a_reason(tmp_path: Path):
     nvml = FAKE_NVML + "def nvmlDeviceGetMigMode(index): return (1 - index, 0)\n"
     ask = """if True:

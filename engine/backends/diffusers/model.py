@@ -22,6 +22,7 @@ from engine.config.models import SIZES, ImageProfile
 from engine.errors import RequestError, UnsupportedCapabilityError
 from engine.media import Pictures, PixelBudget, decode_image, decode_mask
 from engine.process.parent import WorkerBackend, WorkerProcess, start_worker
+from engine.process.watchdog import Patience
 from engine.stream import ImageStream, Stream
 from engine.types import Edit, EditRequest, ImageEvent, ImageJob, ImageProgress, ImageRequest, Picture, Report
 from engine.weights.safety import pipeline_class
@@ -83,8 +84,8 @@ class ImageModel(WorkerBackend):
         family = await asyncio.to_thread(pipeline_class, folder)
         report("importing diffusers", 0.1)
         options = (str(folder), profile.model_dump_json(by_alias=True), mark)
-        stall = spec.engine.stall_seconds
-        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
+        patience = Patience.of(spec.engine.stall_seconds, on_cpu=on_cpu)
+        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, patience=patience)
         return cls(worker, spec, profile, family, pictures)
 
     def images(self, request: ImageRequest, stream: ImageStream) -> None:

@@ -23,13 +23,14 @@ from PIL import Image, PngImagePlugin
 from engine.backends.diffusers.denoising import Adapter, Denoising, seeded
 from engine.backends.diffusers.families import BLANK, FAMILIES, StableDiffusionXL, adapter_for, read_long
 from engine.config.models import SIZES, ImageProfile
-from engine.errors import EngineError, GenerationError, LoadError, RequestError
+from engine.errors import EngineError, GenerationError, LoadError, RequestError, StartError
 from engine.process.protocol import Outlet, Service
 from engine.types import FinishedImage, ImageJob, ImageProgress, PartialImage, Report
 from engine.weights.safety import check_pipeline_folder, lacking, variant
 
 _log = logging.getLogger(__name__)
 
+_PASSING = (torch.OutOfMemoryError, torch.AcceleratorError, OSError)
 _QUALITY = {"jpeg": 92, "webp": 90}  # where none is asked for
 # Four times faster than Pillow's default, and 17 % larger (measured at 1024 x 1024).
 _PNG_LEVEL = 1
@@ -142,7 +143,7 @@ class ImageService(Service):
         raise NotImplementedError
 
     def rehearse(self) -> None:
-        """Make a small image that is not sent. Raises `LoadError` for a model that cannot."""
+        """Make a small image that is not sent. Raises `LoadError` for a model that cannot, `StartError`."""
         size = min(SIZES, key=self._profile.render_size.of)
         outlet, self._outlet = self._outlet, _Rehearsal()
         try:
@@ -151,6 +152,8 @@ class ImageService(Service):
             while self.busy:
                 self.step()
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EngineError) as error:
+            if isinstance(error, _PASSING) or isinstance(error.__context__, _PASSING):
+                raise StartError("The GPU had not enough memory for a first image, or failed.") from error
             raise LoadError(
                 f"The pipeline was loaded, but could not make a first image ({type(error).__name__}). Check that the "
                 "model fits the device, that dtype is one that its authors recommend (many make no image in float16), "
@@ -286,6 +289,8 @@ class RequestService(ImageService):
     def _run_pipeline(self, group: list[Running]) -> None:
         try:
             pictures = self._pipe(**self._call(group)).images
+            if self._parts is not None:
+                pictures = self._decoded(self._parts, group, pictures)
         except Exception as error:
             self._pipe.maybe_free_model_hooks()  # the pipelines do this themselves, but only where they reach their end
             if isinstance(error, _AllCancelledError):
@@ -293,6 +298,13 @@ class RequestService(ImageService):
             raise
         for running, pixels in zip(group, pictures, strict=True):
             self._finish(running, pixels)
+
+    def _decoded(self, adapter: Adapter, group: list[Running], latents: Any) -> list[NDArray[Any]]:
+        """Decode SDXL's pictures one by one, as its steps do: the pipeline decodes all at once, in 32 bits."""
+        with torch.inference_mode():
+            pictures = [adapter.decode(one[None], running.edge) for running, one in zip(group, latents, strict=True)]
+        self._pipe.maybe_free_model_hooks()
+        return pictures
 
     def _call(self, group: list[Running]) -> dict[str, Any]:
         """Everything by keyword: the first argument of some pipelines is no prompt."""
@@ -303,7 +315,7 @@ class RequestService(ImageService):
             "width": first.edge,
             "num_inference_steps": first.steps,
             "generator": [seeded(running.job.seed) for running in group],
-            "output_type": "np",
+            "output_type": "np" if self._parts is None else "latent",
             "callback_on_step_end": self._watch(group),
             **self._guidance(group),
         }
@@ -412,7 +424,10 @@ def encode(pixels: NDArray[Any], job: ImageJob, *, mark: bool) -> bytes:
 
 
 def load(folder: Path, profile: ImageProfile) -> Any:
-    """Return a pipeline that can be called. Raises `LoadError` for a folder that is unsafe or not understood."""
+    """Return a pipeline that can be called. Raises `LoadError` for a folder that is unsafe or not understood.
+
+    Raises `StartError` for what may pass: other programs on the GPU, a file system that does not answer.
+    """
     name = check_pipeline_folder(folder)
     _check_negative_prompts(name, profile)
     on_gpu = torch.cuda.is_available()
@@ -422,10 +437,13 @@ def load(folder: Path, profile: ImageProfile) -> Any:
         if on_gpu:
             _place(pipe, profile)
     except torch.OutOfMemoryError as error:
-        raise LoadError(
+        raise StartError(
             f"{folder.name} does not fit the GPU's free memory. Pick one: 1. offload: model (slower, and takes the "
             "package accelerate); 2. serve fewer models on this GPU; 3. a smaller model."
         ) from error
+    except _PASSING as error:
+        _log.exception("%s could not be loaded", folder.name)
+        raise StartError(f"{folder.name} could not be read, or the GPU failed ({type(error).__name__}).") from error
     except MemoryError:
         raise
     except Exception as error:  # over a folder that they do not understand the libraries raise anything

@@ -10,6 +10,7 @@ import msgspec
 from engine.admission import Room
 from engine.config import SpeechModelSpec
 from engine.process.parent import WorkerBackend, WorkerProcess, start_worker
+from engine.process.watchdog import Patience
 from engine.stream import SpeechStream, Stream
 from engine.types import Report
 from engine.voices.types import SpeechChunk, SpeechJob, SpeechRequest, Voice
@@ -42,9 +43,9 @@ class SpeechModel(WorkerBackend):
         """Start a worker for `voices`. It loads them when they are first asked for."""
         families = sorted({voice.family for voice in voices if voice.available})
         report(f"importing {', '.join(families) or 'nothing'}", 0.1)
-        stall = spec.engine.stall_seconds
+        patience = Patience.of(spec.engine.stall_seconds, on_cpu=True)  # it speaks on the CPU, GPU or not
         worker = await start_worker(
-            _SERVICE, (mark, families), report, threads=threads, on_cpu=on_cpu, stall_seconds=stall
+            _SERVICE, (mark, families), report, threads=threads, on_cpu=on_cpu, patience=patience
         )
         return cls(worker, spec)
 

@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -208,23 +209,30 @@ class SpeechService:
         for piece in pieces:
             if number not in self._running:
                 return
-            text = model.sayable(piece.text)
+            with _one_sentence(model):
+                text = model.sayable(piece.text)
             if any(map(str.isalnum, text)):
                 yield replace(piece, text=text)
             else:
                 self._outlet.poll()
 
 
-def _say(model: Synthesizer, text: str, job: SpeechJob, seed: int) -> NDArray[np.float32]:
-    """Raises `GenerationError` for whatever one sentence can do to a model: the next one may do well."""
+@contextmanager
+def _one_sentence(model: Synthesizer) -> Iterator[None]:
+    """Raise `GenerationError` for whatever one sentence can do to a model: the next one may do well."""
     try:
-        samples = model.speak(text, job.speaker, job.speed, seed)
+        yield
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, MemoryError) as error:
         # Not the error itself, which may quote the text.
-        _log.error("A voice of %s failed (%s).", job.family, type(error).__name__)
+        _log.error("A voice failed (%s: %s).", type(model).__name__, type(error).__name__)
         raise GenerationError(
             "The voice failed at a sentence of this text. Try again, or write it in other words."
         ) from error
+
+
+def _say(model: Synthesizer, text: str, job: SpeechJob, seed: int) -> NDArray[np.float32]:
+    with _one_sentence(model):
+        samples = model.speak(text, job.speaker, job.speed, seed)
     if not np.isfinite(samples).all():
         raise GenerationError("The voice made no valid sound of this text. Try again with another seed.")
     return samples

@@ -76,7 +76,10 @@ def test_a_folder_that_is_broken_or_unsafe_is_refused_by_name(
         {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [4], "data_offsets": [-8, 8]},
         {"dtype": "F9", "shape": [1], "data_offsets": [9, 8]},
+        {"dtype": "F32", "shape": [10**4000] * 4000, "data_offsets": [0, 8]},  # a minute's multiplication
+        {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]},
     ],
+    ids=lambda tensor: f"{tensor['dtype']}-{len(tensor['shape'])}-{tensor['data_offsets']}",
 )
 def test_a_tensor_that_is_not_as_large_as_its_place_is_named(folder: Path, tensor: dict[str, object]):
     header = {"right": {"dtype": "F4", "shape": [4, 4], "data_offsets": [0, 8]}, "wrong": tensor}

@@ -5,15 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from image_studio import Studio, apart, opened
+from image_studio import SMALL, Studio, apart, opened
+from recorder import Recorder
 from safetensors.torch import load_file, save_file
 from tiny_pipelines import save
 
 from engine import GenerationError, LoadError, RequestError
-from engine.backends.diffusers.service import RequestService, StepService
-from engine.types import FinishedImage, ImageProgress, PartialImage
+from engine.backends.diffusers.service import RequestService, StepService, load
+from engine.config.models import profile_named
+from engine.types import Edit, FinishedImage, ImageEvent, ImageJob, ImageProgress, PartialImage, Picture
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +288,21 @@ def test_an_image_that_is_no_number_fails_alone(by_steps: Studio):
     by_steps.run()
     assert isinstance(by_steps.recorder.ends[1], GenerationError)
     assert by_steps.file(2)
+
+
+def test_sdxl_in_half_precision_makes_images_before_and_after_an_edit(folders: Callable[[str], Path]):
+    """Its VAE is of another number format then: the pipeline's own decoding does not expect that."""
+    pipe = load(folders("sdxl"), profile_named("sdxl", {})).to(torch.float16)
+    pipe.vae.register_to_config(force_upcast=True)
+    recorder = Recorder(ImageEvent)
+    service = RequestService(pipe, profile_named("sdxl", {**SMALL, "batching": "requests"}), recorder, mark=False)
+    picture = Picture(64, 64, bytes(64 * 64 * 3))
+    for number, edit in enumerate((None, Edit((picture,), 0.7), None)):
+        job = ImageJob("a lamp", 256, "standard", number, edit=edit)
+        service.submit(number, msgspec.msgpack.encode(job))
+        while service.busy:
+            service.step()
+        assert recorder.ends[number] is None
 
 
 def test_a_model_that_makes_no_image_is_not_served(folders: Callable[[str], Path], tmp_path: Path):

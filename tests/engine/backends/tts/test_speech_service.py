@@ -152,6 +152,13 @@ def test_letters_of_other_scripts_are_no_letters_of_a_romanised_voice(amharic: P
         assert "Amharic" in booth.failure(text, language="am", speaker=0).message
 
 
+def test_a_text_that_the_romaniser_fails_at_ends_alone(amharic: Path):
+    booth = Booth(amharic)
+    other = booth.submit("ሰላም። ሰላም።", language="am", speaker=0)
+    assert isinstance(booth.failure("\u280c\u3007", language="am", speaker=0), GenerationError)
+    assert booth.recorder.ends[other] is None
+
+
 def test_a_sentence_without_letters_is_left_out(booth: Booth):
     assert np.array_equal(booth.samples("Hello. 😀! Goodbye."), booth.samples("Hello. Goodbye."))
 
