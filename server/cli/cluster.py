@@ -56,7 +56,7 @@ def up(context: typer.Context) -> None:
     """
     import tempfile
 
-    from server.cluster import PORTS, check_settings, environment
+    from server.cluster import BALANCE, PORTS, check_settings, environment
     from server.settings import load_settings
 
     ray, flags, settings = _ray(), context.args, load_settings()
@@ -68,7 +68,8 @@ def up(context: typer.Context) -> None:
     if "--address" in named:
         _reach(named["--address"])
     try:
-        os.environ.update(environment(Path(tempfile.gettempdir()) / f"hearth-haproxy-{os.getuid()}") | os.environ)
+        given = environment(Path(tempfile.gettempdir()) / f"hearth-haproxy-{os.getuid()}")
+        os.environ.update(given | os.environ | {BALANCE: given[BALANCE]})
     except OSError as error:
         refuse(f"HAProxy cannot have its files: {error}", code=1)
     if "--head" in flags:

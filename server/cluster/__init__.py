@@ -19,6 +19,17 @@ PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": 6799,
 }
 DEREGISTER_SECONDS = 5  # a replica that ends still answers for so long: every HAProxy has heard of it by then
+BALANCE = "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"
+# A key's requests go to one replica, unless that has a quarter more than the average.
+_BY_KEY = ("hash req.hdr(authorization)", "hash-type consistent", "hash-balance-factor 125")
+_ALWAYS = (
+    # With it HAProxy (2.8) does not see a client that leaves while its answer is awaited, and spins where many do.
+    "no option splice-request",
+    "no option splice-response",
+    "no log",  # it would send addresses, and so the signatures of image links, to port 514
+    "timeout http-request 10s",
+    "option forwardfor",
+)
 BARE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # its own is 15: all else that runs there would go before models
@@ -29,6 +40,11 @@ BARE = {
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(96 * 2**10),  # our own limit for a head, 64 KiB, comes first
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DEREGISTER_SECONDS),
+    # Whenever replicas come or go a new HAProxy takes over; streams of the one before had two minutes. A replica's port
+    # is free again sooner: the next one there is of the same role.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    "RAY_SERVE_PORT_QUARANTINE_S": "150",
+    BALANCE: "\n    ".join((*_BY_KEY, *_ALWAYS)),
 }
 """Without what is a machine's own."""
 
@@ -47,19 +63,12 @@ def environment(folder: Path) -> dict[str, str]:
     head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
     error.write_bytes(b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + bytes(response.body))
     # Ray writes the algorithm as it is into the last line of HAProxy's section `defaults`: more of it can follow.
-    balance = (
-        # A key's requests go to one replica, unless that has a quarter more than the average.
-        "hash req.hdr(authorization)",
-        "hash-type consistent",
-        "hash-balance-factor 125",
-        "timeout http-request 10s",
-        "option forwardfor",
-        *(f"errorfile {status} {error}" for status in (502, 503, 504)),
-    )
+    errors = (f"errorfile {status} {error}" for status in (502, 503, 504))
+    balance = (os.environ.get(BALANCE) or "\n    ".join(_BY_KEY), *_ALWAYS, *errors)
     files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "SERVER_STATE_FILE": "server-state"}
     return {
         **BARE,
-        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "\n    ".join(balance),
+        BALANCE: "\n    ".join(balance),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         **{f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in files.items()},
         **{name: str(port) for name, port in PORTS.items()},

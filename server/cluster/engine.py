@@ -20,7 +20,15 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from engine import Config, Engine, EngineError, ModelHealth, ModelInfo, RequestError, Voice
-from engine.errors import GenerationError, ModelLoadingError, OverloadedError, StartError, UnavailableError, engine_died
+from engine.errors import (
+    GenerationError,
+    ModelLoadingError,
+    OverloadedError,
+    StartError,
+    UnavailableError,
+    UnknownModelError,
+    engine_died,
+)
 from engine.stream import Stream, TokenStream
 from engine.types import ANSWERS, ChatRequest
 from server.errors import to_api_error
@@ -165,7 +173,7 @@ class Remote:
         with self._errors():
             result = await self._handle.options(method_name="call").remote(method, arguments, named)
         if isinstance(result, EngineError):
-            raise result
+            raise _known_here(result)
         return result
 
     async def begin(self, method: str, request: Any, stream: Stream[Any]) -> Stream[Any]:
@@ -258,7 +266,14 @@ async def _take(message: Message, stream: Stream[Any], before_turn: Callable[...
     for item in message.items:
         stream.put(item)
     if message.error is not None:
-        raise message.error
+        raise _known_here(message.error)
+
+
+def _known_here(error: EngineError) -> EngineError:
+    """Say what can be done, where a deploy moves a model: it is asked for here, and that replica has another file."""
+    if isinstance(error, UnknownModelError):
+        return ModelLoadingError("This model is being moved. Try again in a few seconds.", retry_after_seconds=5)
+    return error
 
 
 def _of_its_role(name: str) -> Any:

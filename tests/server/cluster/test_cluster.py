@@ -2,6 +2,7 @@
 as a role of their own. What is one server's must be true of the whole."""
 
 import asyncio
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -138,6 +139,34 @@ async def test_a_client_that_leaves_frees_its_place_at_both_roles(cluster: RayCl
 
 def _hearth(model: dict[str, Any]) -> dict[str, Any]:
     return {"id": model["id"], **model.get("hearth", model)}
+
+
+async def test_clients_that_leave_before_their_answer_begins_are_noticed(cluster: RayCluster, key: Key):
+    """Head and body come apart, as most programs send them: HAProxy has to look at the client after both."""
+    body = json.dumps(
+        {"model": IMAGES, "prompt": "a red circle", "size": "1024x1024", "quality": "hd", "n": 4}
+    ).encode()
+    head = f"POST /v1/images/generations HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key.text}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def leave() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", cluster.ports["a"])
+        for part in (head.encode(), body):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.1)
+        writer.close()
+
+    async with client_of(cluster, "b", key) as client:
+
+        async def asked() -> int:
+            model: Any = await client.models.retrieve(IMAGES)
+            return int(model.running + model.waiting)
+
+        await asyncio.gather(*(leave() for _ in range(16)))
+        deadline = time.monotonic() + 5  # to make them all takes longer
+        while await asked():
+            assert time.monotonic() < deadline, "images are made that nobody waits for"
 
 
 async def test_sixty_requests_a_minute_are_sixty_over_both_replicas(cluster: RayCluster):
