@@ -264,7 +264,7 @@ def _progress(application: str) -> Iterator[None]:
         before = ""
         while not ended.wait(_PROGRESS_SECONDS):
             waiting = {name: role for name, role in _roles(application).items() if role.status.value != "HEALTHY"}
-            said = "\n".join(f"{name}: {_counts(role)}. {_last_line(role.message)}" for name, role in waiting.items())
+            said = "\n".join(f"{name}: {_counts(role)} {_last_line(role.message)}" for name, role in waiting.items())
             if said != before:
                 typer.echo(said, err=True)
             before = said
