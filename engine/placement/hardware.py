@@ -240,9 +240,8 @@ def _read_gpus(nvml: Any, ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str, i
             _leave_out(index, str(error))
     visible = _visible(uuids)
     divided = [index for index, device in devices.items() if _is_divided(nvml, device)]
-    gpus = tuple(
-        _read_gpu(nvml, index, devices[index], ours) for index in visible if index in devices.keys() - set(divided)
-    )
+    whole = devices.keys() - set(divided)
+    gpus = tuple(_read_gpu(nvml, index, devices[index], ours) for index in visible if index in whole)
     return gpus, str(nvml.nvmlSystemGetDriverVersion()), len(divided)
 
 

@@ -263,11 +263,12 @@ def _progress(application: str) -> Iterator[None]:
     def watch() -> None:
         before = ""
         while not ended.wait(_PROGRESS_SECONDS):
-            waiting = {name: role for name, role in _roles(application).items() if role.status.value != "HEALTHY"}
-            said = "\n".join(f"{name}: {_counts(role)} {_last_line(role.message)}" for name, role in waiting.items())
-            if said != before:
-                typer.echo(said, err=True)
-            before = said
+            with suppress(Exception):  # Serve's controller may not answer for a moment
+                roles = {name: role for name, role in _roles(application).items() if role.status.value != "HEALTHY"}
+                said = "\n".join(f"{name}: {_counts(role)} {_last_line(role.message)}" for name, role in roles.items())
+                if said != before:
+                    typer.echo(said, err=True)
+                before = said
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -4,6 +4,7 @@ Jobs are joined in one of two ways: between any two steps through a family's ada
 Whole calls give no previews: what a pipeline has between its steps differs from family to family.
 """
 
+import errno
 import io
 import logging
 import warnings
@@ -30,7 +31,6 @@ from engine.weights.safety import check_pipeline_folder, lacking, variant
 
 _log = logging.getLogger(__name__)
 
-_PASSING = (torch.OutOfMemoryError, torch.AcceleratorError, OSError)
 _QUALITY = {"jpeg": 92, "webp": 90}  # where none is asked for
 # Four times faster than Pillow's default, and 17 % larger (measured at 1024 x 1024).
 _PNG_LEVEL = 1
@@ -152,7 +152,7 @@ class ImageService(Service):
             while self.busy:
                 self.step()
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EngineError) as error:
-            if isinstance(error, _PASSING) or isinstance(error.__context__, _PASSING):
+            if _may_pass(error) or _may_pass(error.__context__):
                 raise StartError("The GPU had not enough memory for a first image, or failed.") from error
             raise LoadError(
                 f"The pipeline was loaded, but could not make a first image ({type(error).__name__}). Check that the "
@@ -441,13 +441,12 @@ def load(folder: Path, profile: ImageProfile) -> Any:
             f"{folder.name} does not fit the GPU's free memory. Pick one: 1. offload: model (slower, and takes the "
             "package accelerate); 2. serve fewer models on this GPU; 3. a smaller model."
         ) from error
-    except _PASSING as error:
-        _log.exception("%s could not be loaded", folder.name)
-        raise StartError(f"{folder.name} could not be read, or the GPU failed ({type(error).__name__}).") from error
     except MemoryError:
         raise
     except Exception as error:  # over a folder that they do not understand the libraries raise anything
         _log.exception("diffusers could not load %s", folder.name)
+        if _may_pass(error):
+            raise StartError(f"{folder.name} could not be read, or the GPU failed ({type(error).__name__}).") from error
         raise LoadError(
             f"{folder.name} cannot be loaded as a {name} ({type(error).__name__}; the log has the details). Check that "
             "the download is complete and that this version of diffusers knows the model."
@@ -457,6 +456,12 @@ def load(folder: Path, profile: ImageProfile) -> Any:
     pipe.set_progress_bar_config(disable=True)
     read_long(pipe)
     return pipe
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether others may have had the memory, or a GPU or a disk has failed. A missing file has no number, or this."""
+    disk = isinstance(error, OSError) and error.errno not in {None, errno.ENOENT}
+    return disk or isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
 
 
 def _check_negative_prompts(name: str, profile: ImageProfile) -> None:
