@@ -235,3 +235,22 @@ def _unknown_names() -> list[str]:
 def removed_names() -> list[str]:
     """Return which settings of the environment no longer have an effect."""
     return sorted(_REMOVED & os.environ.keys())
+
+
+def check_for_cluster(settings: Settings) -> None:
+    """Refuse what replicas on several machines cannot share. Raises `SettingsError`."""
+    problems = []
+    if settings.database_url is None:
+        problems.append(
+            "HEARTH_DATABASE_URL: a cluster needs PostgreSQL (postgresql+psycopg://user:password@host/name). A SQLite "
+            "file belongs to one server: limits and revoked keys would be each replica's own"
+        )
+    if settings.files_url is None:
+        problems.append(
+            "HEARTH_FILES_URL: a cluster needs a place for files that all machines share, like file:///srv/hearth or "
+            "s3://bucket/hearth. A link to an image may be opened at any replica"
+        )
+    if settings.tls_cert is not None:
+        problems.append("HEARTH_TLS_CERT: in a cluster a proxy in front of it has the certificate (docs/cluster.md)")
+    if problems:
+        raise SettingsError("The settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems))

@@ -56,11 +56,11 @@ def up(context: typer.Context) -> None:
     """
     import tempfile
 
-    from server.cluster import BALANCE, PORTS, check_settings, environment
-    from server.settings import load_settings
+    from server.cluster import BALANCE, PORTS, environment
+    from server.settings import check_for_cluster, load_settings
 
     ray, flags, settings = _ray(), context.args, load_settings()
-    check_settings(settings)
+    check_for_cluster(settings)
     named = dict(flag.split("=", 1) for flag in (*_START, *(_HEAD if "--head" in flags else ()), *flags) if "=" in flag)
     numbers = [number for flag, number in named.items() if flag.endswith("-port")]
     numbers += [os.environ.get(name, str(number)) for name, number in PORTS.items()]

@@ -19,16 +19,8 @@ from ray import exceptions
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from engine import Config, Engine, EngineError, ModelHealth, ModelInfo, RequestError, Voice
-from engine.errors import (
-    GenerationError,
-    ModelLoadingError,
-    OverloadedError,
-    StartError,
-    UnavailableError,
-    UnknownModelError,
-    engine_died,
-)
+from engine import Config, Engine, EngineError, ModelHealth, ModelInfo, RequestError, UnknownModelError, Voice
+from engine.errors import GenerationError, ModelLoadingError, OverloadedError, StartError, UnavailableError, engine_died
 from engine.stream import Stream, TokenStream
 from engine.types import ANSWERS, ChatRequest
 from server.errors import to_api_error

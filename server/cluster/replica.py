@@ -29,7 +29,7 @@ from engine.config.models import ChatModelSpec
 from engine.stream import Stream
 from engine.types import SETTLED
 from server.app import Place, create_app
-from server.cluster import DEREGISTER_SECONDS, check_settings
+from server.cluster import DEREGISTER_SECONDS
 from server.cluster.compat import set_version
 from server.cluster.engine import ClusterEngine, Message, Remote, RoleState, answer, ask_all
 from server.cluster.ingress import OwnHttp, check_environment, speak
@@ -38,7 +38,7 @@ from server.observability.metrics import read_families
 from server.observability.status import MachineState, ReplicaStatus
 from server.observability.status_server import answers, read_status, status_socket
 from server.serve import prepare_process
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import Settings, SettingsError, check_for_cluster, load_settings
 from server.terminal import set_up_log
 
 _T = TypeVar("_T")
@@ -59,7 +59,7 @@ class Replica:
 
     async def __init__(self, models: str, role: str, **others: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         settings = load_settings()
-        check_settings(settings)
+        check_for_cluster(settings)
         check_environment()
         set_up_log(settings.log_level)
         prepare_process()
@@ -235,7 +235,7 @@ class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]  # of Ray, which
 
 def application(config: Config, settings: Settings, *, restart: bool = False) -> serve.Application:
     """Make what Serve runs; with `restart` no replica of before goes on. Raises `SettingsError`."""
-    check_settings(settings)
+    check_for_cluster(settings)
     if not config.roles:
         raise SettingsError(
             f"{config.path} has no section `cluster`, which says what replicas there are (docs/cluster.md)."
