@@ -76,7 +76,8 @@ function Frame() {
       <img src="console/icon.svg" alt="" width="24" height="24" /> <strong>Hearth</strong>
     </header>
     <${Nav} open=${open} offered=${offered} />
-    <main id="main" tabindex="-1" class=${open} aria-label=${title}><${page} key=${open} models=${models.value?.data} failed=${failed.value ?? (lists ? null : UNLISTED)} /></main>
+    <main id="main" tabindex="-1" class=${open} aria-label=${title}><${page} key=${open}
+      models=${models.value?.data} failed=${failed.value ?? (lists ? null : UNLISTED)} /></main>
     <${Said} />
   </div>`;
 }

@@ -151,13 +151,14 @@ async def test_a_client_whose_network_is_gone_is_found_whatever_it_was_doing(
     if (reason := missing_reason()) is not None:
         pytest.skip(reason)
     name = f"lost-{doing}"
-    body = json.dumps({"model": VOICE_MODEL, "voice": "emma", "input": LONGEST, "response_format": "wav"}).encode()
+    body = {"model": VOICE_MODEL, "voice": "emma", "input": LONGEST}
     names = {"Authorization": admin.headers["Authorization"], "Content-Type": "application/json"}
-    request = raw_request("POST", SPEECH, names | {"X-Request-Id": name}, body)
-    others = 8 if doing == "waits" else 0  # all places are taken
+    whole = json.dumps(body | {"response_format": "wav"}).encode()
+    request = raw_request("POST", SPEECH, names | {"X-Request-Id": name}, whole)
+    others = 24 if doing == "waits" else 0  # all places are taken, for longer than it takes to find it
     with ExitStack() as opened:
         for _ in range(others):
-            task = asyncio.create_task(admin.post(SPEECH, content=body, headers=names))
+            task = asyncio.create_task(admin.post(SPEECH, json=body | {"response_format": "mp3"}))
             opened.callback(task.cancel)
         await until_running(speaker, others)
         client = opened.enter_context(open_socket_to_lose(speaker))
