@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+import yaml
 from cluster_parts import CHAT, SPEECH, RayCluster, missing_reason, models_yaml
 from postgres_parts import Postgres
 from serving import Key, async_poll_until
@@ -134,7 +135,9 @@ async def test_a_deploy_under_load_refuses_nothing(cluster: RayCluster):
 
     await async_poll_until(knows, 30)
     assert nodes_of(cluster) == before, "no model is another"
-    path.write_text(path.read_text().replace("description: ", "description: Another. ", 1))
+    content = yaml.safe_load(path.read_text())
+    content["models"][CHAT]["keep_loaded"] = True
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
     await asyncio.to_thread(cluster.deploy, path)
     ending.set()
     await asyncio.gather(*asking)
