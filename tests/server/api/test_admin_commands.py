@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 from chat_parts import assert_error
-from serving import Key, Server
+from serving import Key, RunningServer, Server
 
 pytestmark = pytest.mark.engine
 
@@ -64,7 +64,7 @@ def test_a_download_that_nothing_can_come_of_says_so_line_by_line(admin: httpx2.
     assert admin.delete("/weights/pull").status_code == 204
 
 
-def test_two_downloads_asked_for_at_once_are_one(admin: httpx2.Client):
+def test_two_downloads_asked_for_at_once_are_one(server: Server, admin: httpx2.Client):
     def pull(_: int) -> list[str]:
         answer = admin.post("/weights/pull", json={"models": ["no-such-variant"]})
         return [line for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -77,7 +77,8 @@ def test_two_downloads_asked_for_at_once_are_one(admin: httpx2.Client):
     with ThreadPoolExecutor(4) as threads:
         first, *others = threads.map(pull, range(4))
     assert all(one == first for one in others)
-    assert entries() == before + 1
+    most = 2 if isinstance(server, RunningServer) else 1  # of a cluster each replica fetches for its machine
+    assert before < entries() <= before + most
 
 
 @pytest.mark.parametrize("models", [["--help"], ["../x"], ["a b"], [""], [1], "x", None])
