@@ -16,7 +16,7 @@ import psutil
 OUTCOME_FILE = "reload.json"
 _LOCK_FILE = "server.lock"
 _POLL_SECONDS = 0.05
-_LOCK_TRIES = 4
+_LOCK_TRIES = 5
 
 
 class InstanceError(Exception):
@@ -57,11 +57,15 @@ def only_one(data_dir: Path) -> Iterator[None]:
 
 def _lock(file: TextIO) -> None:
     """Lock it, also where `running_pid` has it for an instant. Raises `OSError` if another process keeps it."""
-    for _ in range(_LOCK_TRIES):
-        with suppress(BlockingIOError):
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(_POLL_SECONDS)
-    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
 
 
 def running_pid(data_dir: Path) -> int | None:

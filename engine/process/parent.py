@@ -371,7 +371,7 @@ class WorkerProcess:
 async def start_worker(  # noqa: PLR0913  # what a start depends on
     service: str, options: object, report: Report, *, threads: int, on_cpu: bool, patience: Patience | None
 ) -> WorkerProcess:
-    """Start a worker that loads `service`. Raises `LoadError` when that can never work, `StartError`."""
+    """Start a worker that loads `service`. Raises `LoadError` when that can never work, `StartError` if it may."""
     return await WorkerProcess.start(
         service,
         options,

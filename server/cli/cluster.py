@@ -136,7 +136,8 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
 
         from server.cluster.replica import APPLICATION, Peers, machines
 
-        nodes, application, roles = machines(), serve.status().applications.get(APPLICATION), _roles(APPLICATION)
+        nodes, application = machines(), serve.status().applications.get(APPLICATION)
+        roles = {} if application is None else application.deployments
         handles = [serve.get_deployment_handle(name, APPLICATION) for name in roles]
         found = sorted(asyncio.run(Peers(handles).statuses()), key=lambda one: (one.role, one.node))
     data = {
@@ -243,9 +244,11 @@ def _check_room(config: Config) -> None:
     """Refuse a role of which no machine can run a replica: Serve ends those of before, and waits for ever."""
     import ray
 
+    from server.cluster.replica import CPUS, OF_RESOURCE
+
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for role in config.roles.values():
-        needs = {"CPU": 0.1, "GPU": role.gpus, **({role.resource: 0.001} if role.resource else {})}
+        needs = {"CPU": CPUS, "GPU": role.gpus, **({role.resource: OF_RESOURCE} if role.resource else {})}
         if not any(all(there.get(name, 0) >= number for name, number in needs.items()) for there in machines):
             what = ", ".join(f"{name} {number:g}" for name, number in needs.items() if number)
             refuse(

@@ -47,7 +47,8 @@ _MOST_ON_A_NODE = 64
 _DRAIN_MARGIN_SECONDS = 10.0  # to end engines, once requests have ended
 _OTHER_REQUESTS = 64  # of one replica: lists, status, files, beside what its models run and queue
 _UNLIMITED = 1_000_000
-_CPUS = 0.1  # of what Ray gives out: memory and GPUs are what a replica needs, and none runs where Ray has no CPU
+OF_RESOURCE = 0.001
+CPUS = 0.1  # of what Ray gives out: memory and GPUs are what a replica needs, and none runs where Ray has no CPU
 _AT_ONCE = {"tier", "owned_by", "aliases", "description"}  # of a model, taken over without a new engine
 _MOST_OF_AVERAGE = 1.25  # as HAProxy's hash-balance-factor is set
 _OF_MODELS = {"hearth_model_state", "hearth_model_engines", "hearth_model_restarts"}
@@ -266,7 +267,7 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
         "num_replicas": role.replicas.min,
         "max_replicas_per_node": role.most_per_node,
         "max_surge_percent": 100 if role.surge else 0,
-        "ray_actor_options": {"num_cpus": _CPUS, "num_gpus": role.gpus},
+        "ray_actor_options": {"num_cpus": CPUS, "num_gpus": role.gpus},
         **more,
     }
     if role.replicas.most > role.replicas.min:
@@ -277,7 +278,7 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
             "target_ongoing_requests": role.replicas.requests or max(runs, 1),
         }
     if role.resource is not None:
-        options["ray_actor_options"]["resources"] = {role.resource: 0.001}
+        options["ray_actor_options"]["resources"] = {role.resource: OF_RESOURCE}
     # The first role refuses requests itself, in its own words; Serve would in others.
     most = runs + queues + _OTHER_REQUESTS if kind is Replica else _UNLIMITED
     if kind is Replica and any(isinstance(model, ChatModelSpec) for model in models):

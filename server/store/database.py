@@ -230,7 +230,7 @@ class Database:
         self._place.check()
         try:
             yield
-        # The third: two connections in a row were closed before they could be used
+        # InvalidRequestError: two connections in a row were closed before they could be used
         except (exc.DBAPIError, exc.TimeoutError, exc.InvalidRequestError, OSError, self._place.driver_error) as error:
             cause = getattr(error, "orig", None) or error
             raise StoreUnavailableError(self._place.error_message(cause)) from cause

@@ -143,7 +143,7 @@ class ImageService(Service):
         raise NotImplementedError
 
     def rehearse(self) -> None:
-        """Make a small image that is not sent. Raises `LoadError` for a model that cannot, `StartError`."""
+        """Make a small image that is not sent. Raises `LoadError` for a model that cannot, `StartError` if it may."""
         size = min(SIZES, key=self._profile.render_size.of)
         outlet, self._outlet = self._outlet, _Rehearsal()
         try:
