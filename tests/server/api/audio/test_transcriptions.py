@@ -160,6 +160,7 @@ async def test_a_key_needs_the_scope_and_pays_in_seconds(server: Server, http: h
 async def test_a_client_that_leaves_frees_everything_within_a_second(
     server: Server, admin_key: Key, http: httpx2.AsyncClient
 ):
+    uploads = server.data_dir / "recordings" / "uploads"
     sound = wav(np.random.default_rng(7).normal(0, 0.05, 300 * RATE))
     head = (
         f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {admin_key.text}\r\n"
@@ -191,7 +192,6 @@ async def test_a_client_that_leaves_frees_everything_within_a_second(
     seconds = time.monotonic() - left_at
     assert line["status"] == 499
     assert seconds < 1.5  # a second, and what it takes to see it
-    uploads = server.data_dir / "recordings" / "uploads"
     await async_poll_until(lambda: not list(uploads.iterdir()), 5)
 
 
