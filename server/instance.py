@@ -79,10 +79,15 @@ def running_pid(data_dir: Path) -> int | None:
 
 
 def ask_to_reload(data_dir: Path) -> int:
-    """Send SIGHUP to the server of this directory and return its process id. Raises `InstanceError`."""
+    """Send SIGHUP to the server of this directory and return its process id.
+
+    Raises `InstanceError`, or `PermissionError` where it is another user's.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        (data_dir / _LOCK_FILE).open("r+", encoding="ascii").close()
     pid = running_pid(data_dir)
     if pid is not None:
-        with suppress(OSError):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGHUP)
             return pid
     raise no_server(data_dir)
