@@ -1,6 +1,6 @@
 """The tables as SQLAlchemy Core sees them.
 
-Only types that SQLite and PostgreSQL both know; `migrations/` makes the tables.
+Only types that SQLite and PostgreSQL both know; migrations.py makes the tables.
 """
 
 from datetime import UTC, datetime

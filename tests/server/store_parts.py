@@ -60,13 +60,11 @@ async def authenticate(store: KeyStore, text: str) -> ApiKey | None:
 
 async def opened_by_the_first_release(url: str) -> None:
     """Make the tables of schema 0001."""
-    from alembic import command
-
     if url.startswith("sqlite"):
         Path(make_url(url).database or "").parent.mkdir(exist_ok=True)
     engine = create_async_engine(url)
     async with engine.begin() as connection:
-        await connection.run_sync(lambda plain: command.upgrade(migrations.config(plain), "0001"))
+        await connection.run_sync(lambda plain: migrations.upgrade(plain, "0001"))
     await engine.dispose()
 
 
