@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, media, overhead, overload, start
+from bench import batch, chat, media, overhead, overload
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -20,8 +20,8 @@ app = typer.Typer(
 for command in (
     chat.Chat,
     overload.Fair,
-    start.Start,
-    start.Killed,
+    chat.Start,
+    chat.Killed,
     overhead.Tracing,
     media.Images,
     batch.Batch,

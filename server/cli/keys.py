@@ -13,8 +13,7 @@ from rich.console import RenderableType
 
 from engine.config import Config, TierSpec, load_config
 from engine.errors import EngineError
-from server.api.admin.schema import Key
-from server.auth.rights import check_rights, check_scopes, working_admins
+from server.api.admin.schema import Key, check_rights, check_scopes, working_admins
 from server.cli.options import AsJson, Commands, DataDir, Models, T, in_store, missing_store, read_time, refuse, tell
 from server.settings import Settings, load_settings
 from server.store import KeyFieldError

@@ -30,6 +30,7 @@ from server.store.audit import Actor, write_entry
 from server.store.schema import utc_now
 
 _SECONDS = 240.0
+_HEARTH = "from server.cli import main; main()"
 _KEPT_LINES = 200
 # For the page: docs/admin-api.md has them, the description for programs that make clients has not.
 router = APIRouter(
@@ -57,7 +58,7 @@ class Commands:
         """Run `hearth` with these words, on the folders of this server."""
         given = self.settings
         folders = ["--data-dir", given.data_dir, "--weights-dir", given.weights_dir, "--models", given.models]
-        command = [sys.executable, "-m", "server", *words, *map(str, folders)]
+        command = [sys.executable, "-c", _HEARTH, *words, *map(str, folders)]
         return await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stdout=PIPE, stderr=stderr, env=self.environment
         )

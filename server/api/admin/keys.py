@@ -23,12 +23,14 @@ from server.api.admin.schema import (
     RotateBody,
     UsageQuery,
     UsageSum,
+    check_rights,
+    check_scopes,
     groups,
+    working_admins,
 )
 from server.api.caller import TheActor, of_app
 from server.api.schema import Listed
 from server.auth.access import KeyWith
-from server.auth.rights import check_rights, check_scopes, working_admins
 from server.errors import ApiError
 from server.http.bodies import StrictRoute
 from server.store import StoreUnavailableError

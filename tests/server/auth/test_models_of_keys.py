@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine import Engine, load_config
+from server.api.admin.schema import check_rights
 from server.auth.access import Access
-from server.auth.rights import check_rights
 from server.errors import ApiError
 from server.store import KeyFieldError
 from server.store.keys import ApiKey
