@@ -59,15 +59,17 @@ def beside_interactive(sequences: int) -> int:
 class KvGroup:
     """Layers of a model that keep the same for each sequence: a block for so many of its tokens.
 
-    `most_blocks`: of a sequence, however long it becomes; None: there is no such limit.
+    `most_blocks`: of a sequence, however long it becomes; None: there is no such limit. `more_blocks`: beside them,
+    however short it is.
     """
 
     block_tokens: int
     most_blocks: int | None = None
+    more_blocks: int = 0
 
     def blocks_of(self, tokens: int) -> int:
         blocks = -(-tokens // self.block_tokens)
-        return blocks if self.most_blocks is None else min(blocks, self.most_blocks)
+        return self.more_blocks + (blocks if self.most_blocks is None else min(blocks, self.most_blocks))
 
 
 @dataclass(frozen=True, slots=True)

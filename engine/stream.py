@@ -35,6 +35,7 @@ _log = logging.getLogger("hearth.engine")
 
 T = TypeVar("T")
 OnEnd = Callable[[BaseException | None], object]
+_MOST_UNREAD = 2**16  # probabilities, or half as many steps that cannot be joined: 16 MiB of one answer
 
 
 class StreamClosedError(Exception):
@@ -197,6 +198,8 @@ class TokenStream(Stream[ChatStep]):
         if joined is not None:
             self._items.pop()
         self._items.append(joined or item)
+        if joined is None and len(self._items) * _values(item) > _MOST_UNREAD:
+            self.fail(_unread())
 
 
 class PoolingStream(Stream[Pooled]):
@@ -236,7 +239,7 @@ class BoundedStream(Stream[T]):
         """Maker: add an item. Raises `GenerationError` when too much is unread."""
         super().put(item)
         if sum(map(self._size_of, self._items)) > self._limit_bytes:
-            raise GenerationError("The answer was not read for too long and was given up. Read it while it comes.")
+            raise _unread()
 
 
 class ImageStream(BoundedStream[ImageEvent]):
@@ -262,6 +265,15 @@ class SpeechStream(BoundedStream[SpeechChunk]):
     def put(self, item: SpeechChunk) -> None:
         self.seconds += 0 if self.finished else item.seconds
         super().put(item)
+
+
+def _unread() -> GenerationError:
+    return GenerationError("The answer was not read for too long and was given up. Read it while it comes.")
+
+
+def _values(step: ChatStep) -> int:
+    """Return how many probabilities a step has, each a quarter of a KiB; of one without, what it takes itself."""
+    return max(2, sum(1 + len(entry.top) for delta in step.deltas for entry in delta.logprobs or ()))
 
 
 def _joined(first: ChatStep, second: ChatStep) -> ChatStep | None:

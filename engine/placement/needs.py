@@ -25,7 +25,7 @@ from engine.config import (
     PoolingModelSpec,
     SpeechModelSpec,
 )
-from engine.config.models import VariantSpec
+from engine.config.models import ChatEngineSpec, SpeculativeSpec, VariantSpec
 from engine.errors import LoadError
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
@@ -169,7 +169,7 @@ def _need(  # noqa: PLR0913  # each of them tells a size
         context = spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
         if spec.engine.context_length is None and spec.prefer == "context":
             longest = variant.max_context_length or 0
-        cache = _cache(variant, split, gpu_bytes, halved=spec.engine.kv_cache_dtype != "auto")
+        cache = _cache(variant, split, gpu_bytes, spec.engine)
         fixed_gib = spec.engine.kv_cache_gib
         if not split and variant.id == spec.weights:  # on a CPU such a folder gets what its cache has room for
             fixed_gib = fixed_gib or CPU_CACHE_GIB
@@ -201,12 +201,12 @@ def _need(  # noqa: PLR0913  # each of them tells a size
     return replace(need, kv_bytes=max(need.one_chat_bytes, cache.bytes_of(variant.chats, context)))
 
 
-def _cache(variant: VariantSpec, split: int, gpu_bytes: int, *, halved: bool) -> KvCache | None:
+def _cache(variant: VariantSpec, split: int, gpu_bytes: int, engine: ChatEngineSpec) -> KvCache | None:
     """Return how its KV cache is divided on each of `split` GPUs (0: in RAM); None where its size is not known.
 
-    `halved`: its numbers have 8 bits; states of layers with linear attention keep theirs.
+    Its numbers may have 8 bits; states of layers with linear attention keep theirs.
     """
-    parts = max(1, split)
+    parts, halved = max(1, split), engine.kv_cache_dtype != "auto"
     token_bytes = int(variant.kv_kib_per_token * (512 if halved else 1024) / min(parts, variant.kv_heads or parts))
     if token_bytes == 0:
         return None
@@ -216,6 +216,7 @@ def _cache(variant: VariantSpec, split: int, gpu_bytes: int, *, halved: bool) ->
         window=variant.sliding_window,
         state_bytes=int(variant.state_mib_per_chat * (1 << 20) / parts),
         gpu_bytes=gpu_bytes if split else 0,
+        speculative=engine.speculative,
     )
 
 
@@ -345,7 +346,9 @@ class ContextNeeds:
             is_exact=set(kinds) <= _KINDS and bool(state) == bool(linear) and not any(key in text for key in _OTHERS),
         )
 
-    def cache(self, split: int, gpu_bytes: int, *, wide: float = 1) -> KvCache:
+    def cache(
+        self, split: int, gpu_bytes: int, *, wide: float = 1, speculative: SpeculativeSpec | None = None
+    ) -> KvCache:
         """Return how the cache is divided on each of `split` GPUs of that size (0: in RAM).
 
         `wide`: 2 for numbers of 32 bits, 0.5 for 8.
@@ -356,6 +359,7 @@ class ContextNeeds:
             window=self.window,
             state_bytes=self.state_bytes // split,
             gpu_bytes=gpu_bytes,
+            speculative=speculative,
         )
 
 

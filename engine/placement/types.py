@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from engine.config.models import VariantSpec
+from engine.config.models import SpeculativeSpec, VariantSpec
 from engine.placement.hardware import GIB, Hardware
 
 # resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with
@@ -18,6 +18,8 @@ _GPU_BLOCK, _CPU_BLOCK = 16, 128
 CPU_CACHE_GIB = 1.0  # KV cache on a CPU, where models.yaml names no size
 # A state beside the one that is computed next: vLLM keeps it for prompts that begin alike.
 _STATES_OF_A_CHAT = 2
+# In a model with layers for guesses; and the part of a state that keeps one token more, which is at most so little.
+_LEAST_FULL_LAYERS, _STATE_OF_A_GUESS = 8, 64
 # Tokens that vLLM computes in one step, by the memory of the GPU (its `get_batch_defaults`), in two steps at a time:
 # until they are done, layers with a sliding window keep them too.
 _STEP_TOKENS = ((160 * GIB, 16384), (70 * GIB, 8192), (0, 2048))
@@ -62,15 +64,31 @@ class KvCache:
     """That each of `window_groups` keeps at most, with those that are being computed."""
     state_groups: int
     """Groups of layers that keep a state; then no more sequences may run than there are blocks."""
+    guessed: int = 0
+    """Tokens that are guessed in one step. Each has a state of its own."""
 
     @classmethod
-    def of(cls, token_bytes: int, *, groups: int, window: int | None, state_bytes: int, gpu_bytes: int) -> Self:
+    def of(  # noqa: PLR0913  # what vLLM divides it by
+        cls,
+        token_bytes: int,
+        *,
+        groups: int,
+        window: int | None,
+        state_bytes: int,
+        gpu_bytes: int,
+        speculative: SpeculativeSpec | None = None,
+    ) -> Self:
         """Divide a cache of `groups` groups on GPUs of that size; 0: in RAM.
 
         `token_bytes` are those of one token in the layers of one group, `state_bytes` those of a conversation in all
         layers with linear attention; both on each device, and the first above 0. The groups are one with full
         attention and the others with states, or with a `window`; a single group with a window has no other beside it.
+        With guesses it is a little less than vLLM has: variants do not say all that their sizes follow from.
         """
+        guessed = speculative.tokens if speculative else 0
+        if speculative and speculative.method == "mtp":
+            token_bytes += token_bytes // _LEAST_FULL_LAYERS  # one more layer keeps every token
+        state_bytes += state_bytes * guessed // _STATE_OF_A_GUESS
         full = 0 if groups == 1 and window else 1
         beside = groups - full
         state_groups = beside if state_bytes else 0
@@ -79,7 +97,7 @@ class KvCache:
             tokens *= max(1, -(-state_bytes // (state_groups * least_block * token_bytes)))
         windows = 0 if state_groups else beside
         in_flight = _STEPS_IN_FLIGHT * next(tokens for least, tokens in _STEP_TOKENS if gpu_bytes >= least)
-        return cls(tokens * token_bytes, tokens, full, windows, (window or 0) - 1 + in_flight, state_groups)
+        return cls(tokens * token_bytes, tokens, full, windows, (window or 0) - 1 + in_flight, state_groups, guessed)
 
     def coarse(self) -> Self:
         """Return how it is divided where the larger multiple counts: what fits then fits with any kernel."""
@@ -92,8 +110,8 @@ class KvCache:
 
     def blocks_of_chat(self, tokens: int) -> int:
         windows = -(-min(tokens, self.window_tokens) // self.block_tokens) + 1
-        fixed = self.window_groups * windows + self.state_groups * _STATES_OF_A_CHAT
-        return self.full_groups * -(-tokens // self.block_tokens) + fixed
+        fixed = self.window_groups * windows + self.state_groups * (_STATES_OF_A_CHAT + self.guessed)
+        return self.full_groups * (-(-tokens // self.block_tokens) + bool(self.guessed)) + fixed
 
     def bytes_of(self, chats: int, tokens: int) -> int:
         return (chats * self.blocks_of_chat(tokens) + 1) * self.block_bytes

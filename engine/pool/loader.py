@@ -553,7 +553,8 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
         return spec
     wide = 2.0 if engine.dtype == "float32" else 1.0
     wide = wide if engine.kv_cache_dtype == "auto" else 0.5
-    cache = needs.cache(engine.tensor_parallel_size, memory_bytes if hardware.gpus else 0, wide=wide)
+    gpu_bytes = memory_bytes if hardware.gpus else 0
+    cache = needs.cache(engine.tensor_parallel_size, gpu_bytes, wide=wide, speculative=engine.speculative)
     wanted = engine.context_length or needs.positions
     longest = cache.longest(int(cache_gib * GIB), wanted)
     if wanted <= longest:

@@ -11,6 +11,7 @@ from plan_parts import config_of, model, shipped, variant
 from test_golden_plans import SHAPES
 
 from engine.config import ChatModelSpec
+from engine.config.models import SpeculativeSpec
 from engine.placement.hardware import GIB, imagined
 from engine.placement.needs import ContextNeeds, own_folders
 from engine.placement.plan import plan
@@ -48,7 +49,7 @@ def ours(name: str, split: int = 1) -> KvCache:
 class Vllm:
     """A model's KV cache as vLLM 0.32 lays it out on an H100, by its own code; only the configuration is ours."""
 
-    def __init__(self, config: dict, split: int, least_block: int) -> None:
+    def __init__(self, config: dict, split: int, least_block: int, guessed: int = 0) -> None:
         import torch
         from vllm.platforms.interface import Platform
         from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
@@ -90,7 +91,7 @@ class Vllm:
             attention_config=SimpleNamespace(hisparse_config=None),
             compilation_config=SimpleNamespace(static_forward_context={}),
             speculative_config=None,
-            num_speculative_tokens=0,
+            num_speculative_tokens=guessed,
             num_prefill_lookahead_tokens=0,
             max_in_flight_tokens=2 * 8192,
         )
@@ -99,6 +100,8 @@ class Vllm:
         if "linear_attention" in kinds:
             from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 
+            # A state with guesses keeps the tokens before it, too
+            self.config.speculative_config = SimpleNamespace(num_speculative_tokens=guessed)
             Platform._align_hybrid_block_size(self.config, FlashAttentionBackend)
             state = MambaSpec(
                 shapes=Qwen3NextForCausalLM.get_mamba_state_shape_from_config(self.config),
@@ -106,7 +109,9 @@ class Vllm:
                 block_size=cache.block_size,
                 page_size_padded=cache.mamba_page_size_padded,
                 mamba_cache_mode="align",
+                num_speculative_blocks=guessed,
             )
+            self.config.speculative_config = None
         make = {
             "full_attention": lambda: FullAttentionSpec(block_size=cache.block_size, **heads),
             "sliding_attention": lambda: SlidingWindowSpec(
@@ -142,6 +147,21 @@ def test_blocks_and_conversations_are_those_of_vllm(name: str, split: int, least
             assert (cache.blocks(size), cache.blocks_of_chat(context)) == (blocks, pytest.approx(blocks / chats))
         with pytest.raises(ValueError, match="at least one request"):
             theirs.at(cache.bytes_of(1, context) - 1, context)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("method", ["ngram", "mtp"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_with_guesses_vllm_has_room_for_what_is_planned_and_hardly_more(name: str, method: str, split: int):
+    guesses = SpeculativeSpec(method=method, tokens=3)
+    theirs = Vllm(CONFIGS[name], split, 16, guesses.tokens)
+    cache = ContextNeeds.of(CONFIGS[name]).cache(split, H100, speculative=guesses)
+    for context in (4096, 32768):
+        size = cache.bytes_of(4, context)
+        blocks, chats = theirs.at(size, context)
+        assert 4 <= chats <= 6
+        assert method == "mtp" or cache.blocks(size) <= blocks  # the layer for guesses is not among theirs
 
 
 def test_blocks_and_conversations_are_those_that_were_published():

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from engine.errors import GenerationError
 from engine.stream import Stream, StreamClosedError, TokenStream
-from engine.types import ChatDelta, ChatStep, ToolCallDelta, Usage
+from engine.types import ChatDelta, ChatStep, TokenLogprob, ToolCallDelta, Usage
 
 
 def step(text: str, tokens: int, **fields: object) -> ChatStep:
@@ -142,3 +143,21 @@ async def test_steps_with_more_than_text_are_kept_apart():
     stream.put(ChatStep((ChatDelta(0, "b"), ChatDelta(1, "c")), Usage(3, 4)))
     stream.finish()
     assert len([item async for item in stream]) == 3
+
+
+async def test_what_is_not_read_and_cannot_be_joined_ends_its_answer():
+    stream, aborted, count = TokenStream(), [], 0
+    stream.abort = lambda: aborted.append(count)
+    likely = tuple(TokenLogprob("a", -1.0, None, ()) for _ in range(20))
+    while not stream.finished:
+        count += 1
+        stream.put(step("a", count, logprobs=(TokenLogprob("a", -1.0, None, likely),)))
+    assert 3000 < count < 4000, "16 MiB"
+    assert aborted == [count]
+    with pytest.raises(GenerationError, match="not read for too long"):
+        async for _ in stream:
+            pass
+    read = TokenStream()
+    for number in range(100_000):
+        read.put(step("a", number))
+    assert not read.finished

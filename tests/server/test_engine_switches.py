@@ -45,6 +45,11 @@ def test_guessed_tokens_change_no_text_and_save_steps(tmp_path: Path):
                 )
                 assert texts(plain) == texts(guessed), one.name
                 assert plain["usage"]["completion_tokens"] == guessed["usage"]["completion_tokens"]
+            for field, value in (("min_p", 0.1), ("logit_bias", {"5": 1})):
+                body = {"messages": [{"role": "user", "content": "Hi"}], field: value}
+                refused = client.post("/chat/completions", json={"model": "guessing", **body})
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+                assert client.post("/chat/completions", json={"model": "plain", **body}).status_code == 200
             metrics = httpx2.get(f"{server.root_url}/metrics", headers=headers, timeout=60).text
     accepted = [line for line in metrics.splitlines() if line.startswith("vllm:spec_decode_num_accepted_tokens_total")]
     assert len(accepted) == 1

@@ -48,6 +48,7 @@ _newcomers = _patch("newcomers", "optional", "While the KV cache is full, a newc
 _phases = _patch("phases", "optional", "The start of a large model shows one phase for minutes.")
 _shared = _patch("shared steps", "optional", "A short question waits until a long prompt before it has been read.")
 _first = _patch("interactive first", "optional", "Questions beside a batch have its long steps until it has ended.")
+_dumps = _patch("dumps", "optional", "After a failed step the log may hold what clients sent.")
 _seeds = _patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
 _cache = _patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
 _compiling = _patch("compile models only", "optional", "On a CPU models run uncompiled.")
@@ -168,6 +169,15 @@ NAMES: tuple[ForeignName, ...] = (
     *(each(f"{_SCHEDULER}.kv_cache_manager", "has the blocks") for each in (_newcomers, _first)),
     *(each(f"{_SCHEDULER}._preempt_request", "preempts it", "request timestamp") for each in (_newcomers, _first)),
     *(each("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped") for each in (_newcomers, _first)),
+    *(
+        entry(f"vllm.v1.core.{name}", "whether a request waits for blocks, or for what another one computes")
+        for entry in (_newcomers, _first)
+        for name in (
+            "kv_cache_manager.KVCacheManager.coordinator",
+            "kv_cache_coordinator.KVCacheCoordinator.single_type_managers",
+            "kv_cache_manager.KVCacheBlocks.blocks",
+        )
+    ),
     _first("vllm.v1.request.Request.has_encoder_inputs", "whether it has pictures"),
     _first(f"{_QUEUE}.remove_requests", "for one step", "requests"),
     _first(f"{_QUEUE}.prepend_requests", "likewise", "requests"),
@@ -212,6 +222,7 @@ NAMES: tuple[ForeignName, ...] = (
         "whether it takes texts",
         "chat_template tools given_format tokenizer model_config",
     ),
+    _dumps("vllm.v1.engine.core.dump_engine_exception", "does nothing"),
     _prompts(f"{_HF}.resolve_chat_template_kwargs", "its variables", "tokenizer chat_template chat_template_kwargs"),
     *(
         _fresh(f"vllm.{name}", "emptied: it remembers by the folder's name what was read of it")

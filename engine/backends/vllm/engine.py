@@ -131,7 +131,8 @@ class VllmEngine(Backend, Generic[SpecT]):
         self._close()
         self._engine.output_handler.cancel()  # else vLLM logs that its process went, with a traceback
         self._fail_requests()
-        await self._launch.starter.run(lambda: end_engine(self._engine, 5))
+        # Not on the starter's thread: another model may be starting there for minutes.
+        await asyncio.to_thread(end_engine, self._engine, 5)
 
     def terminate(self) -> None:
         self._watch.end()
@@ -192,9 +193,10 @@ async def starting(
     patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=processes.runs_on_cpu())
     watch = EngineWatch(launch.spec.id, patience)
     async with contextlib.AsyncExitStack() as undo:
+        undo.callback(watch.kill)  # whoever stops waiting for a start ends it, too
         undo.callback(watch.end)
         engine = await launch.starter.run(partial(start_engine, launch, arguments), watch.started)
-        undo.push_async_callback(launch.starter.run, partial(end_engine, engine, 0))
+        undo.push_async_callback(asyncio.to_thread, end_engine, engine, 0)
         undo.callback(watch.kill)
         if not watch.pids():  # vLLM started them itself (`start_own_processes`)
             for process in processes_of(engine):
@@ -361,15 +363,18 @@ async def _kv_groups(engine: Any) -> tuple[KvGroup, ...]:
     if not await asyncio.to_thread(compat.fits, "kv groups"):
         return ()
     groups = await engine.engine_core.call_utility_async("get_kv_cache_group_metadata")
-    return tuple(KvGroup(group["block_size"], _most_blocks(group)) for group in groups)
+    speculative = engine.vllm_config.speculative_config
+    guessed = speculative.num_speculative_tokens if speculative else 0
+    return tuple(_kv_group(group, guessed) for group in groups)
 
 
-def _most_blocks(group: Mapping[str, Any]) -> int | None:
-    """Return how many blocks a sequence takes of a group at most; None: one more for each block of tokens."""
+def _kv_group(group: Mapping[str, Any], guessed: int) -> KvGroup:
+    """Return what a sequence takes of a group. `guessed`: tokens of a step, each of which needs a state of its own."""
+    size = group["block_size"]
     if group["kind"] == "mamba":
-        return 2  # its state, and the one that is computed next
+        return KvGroup(size, most_blocks=2, more_blocks=guessed)  # its state, and the one that is computed next
     is_window = group["kind"].startswith("sliding_window")
-    return math.ceil(group["sliding_window"] / group["block_size"]) + 1 if is_window else None
+    return KvGroup(size, math.ceil(group["sliding_window"] / size) + 1 if is_window else None)
 
 
 def _build_serving(*arguments: Any) -> Serving:

@@ -11,12 +11,13 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import os
 import resource
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -470,9 +471,14 @@ def _confine() -> None:
 
 
 class FairTurns:
-    """`total` turns, at most `per_owner` of them for one owner. With fewer than all, no owner ever stops the others."""
+    """`total` turns, at most `per_owner` of them for one owner. With fewer than all, no owner ever stops the others.
 
-    def __init__(self, total: int, per_owner: int, *, most_waiting: int, wait_seconds: float) -> None:
+    Without limits everybody waits, for as long as it takes.
+    """
+
+    def __init__(
+        self, total: int, per_owner: int, *, most_waiting: float = math.inf, wait_seconds: float | None = None
+    ) -> None:
         self._all = asyncio.Semaphore(total)
         self._per_owner = per_owner
         self._most = per_owner + most_waiting
@@ -496,6 +502,14 @@ class FairTurns:
                 undo.pop_all()
         except TimeoutError:
             raise _overloaded() from None
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        await self.enter(owner)
+        try:
+            yield
+        finally:
+            self.leave(owner)
 
     def leave(self, owner: str) -> None:
         self._all.release()

@@ -86,6 +86,7 @@ def patches() -> dict[str, Callable[[], None]]:
     runner = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
     wrappers: dict[str, dict[str, Callable[..., Any]]] = {
         "grammar threads": {"vllm.v1.structured_output.StructuredOutputManager.__init__": _add_grammar_threads},
+        "dumps": {"vllm.v1.engine.core.dump_engine_exception": _dump_nothing},
         "newcomers": {allocate: _note_who_got_no_blocks, schedule: _schedule_with_blocks_for_newcomers},
         "phases": {
             f"{executor}.__init__": _read_weights,
@@ -130,6 +131,10 @@ def _init_amx() -> None:
         torch.cpu._init_amx()  # noqa: SLF001
 
 
+def _dump_nothing(*_: Any) -> None:
+    """After a failed step vLLM would log what its requests hold: schemas, stop texts, tokens that it guessed."""
+
+
 def _add_grammar_threads(construct: Callable[..., None], manager: Any, *arguments: Any, **named: Any) -> None:
     """Have enough threads for grammars: vLLM takes half the cores, and slow grammars could occupy all of them."""
     construct(manager, *arguments, **named)
@@ -164,9 +169,18 @@ def _warm_up(warm_up: Callable[..., Any], executor: Any) -> Any:
 
 def _note_who_got_no_blocks(allocate: Callable[..., Any], manager: Any, request: Any, *rest: Any, **named: Any) -> Any:
     blocks = allocate(manager, request, *rest, **named)
-    if blocks is None:
+    if blocks is None and not _is_put_off(manager, **named):
         manager.got_no_blocks = request
     return blocks
+
+
+def _is_put_off(manager: Any, *, new_computed_blocks: Any = None, **_: Any) -> bool:
+    """Whether it waits for no blocks: another request computes its beginning in this very step (layers with states)."""
+    managers = manager.coordinator.single_type_managers
+    return any(
+        blocks and blocks[-1].block_hash in getattr(one, "cached_blocks_this_step", ())
+        for one, blocks in zip(managers, new_computed_blocks.blocks if new_computed_blocks else (), strict=False)
+    )
 
 
 def _schedule_with_blocks_for_newcomers(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
@@ -304,7 +318,7 @@ def _allocate_from_paused(allocate: Callable[..., Any], manager: Any, *rest: Any
     """Where there are too few blocks, take those of paused sequences, which vLLM does not see."""
     while (blocks := allocate(manager, *rest, **named)) is None:
         paused = getattr(manager, "paused", None)
-        if paused is None or not paused.running:
+        if paused is None or not paused.running or _is_put_off(manager, **named):
             return None
         paused.preempt()
     return blocks

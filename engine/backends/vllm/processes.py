@@ -396,6 +396,8 @@ class EngineWatch:
     def started(self, process: BaseProcess) -> None:
         """Take on a process that is loading. From any thread."""
         self._processes.append(process)
+        if self.ended:
+            process.kill()
 
     def on_exit(self, call: Callable[[], None]) -> None:
         """Call this once, at the moment at which a process exits, or hangs and was killed for it."""

@@ -22,7 +22,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from engine.backends.vllm import compat
-from engine.errors import ContextLengthError, RequestError, UnsupportedCapabilityError
+from engine.errors import ContextLengthError, OverloadedError, RequestError, UnsupportedCapabilityError
 from engine.types import ChatRequest, TextRequest
 
 _log = logging.getLogger("hearth.engine")
@@ -95,10 +95,18 @@ def _sampling(request: ChatRequest | TextRequest) -> dict[str, Any]:
     return fields
 
 
+def seed_of_answer(seed: int, index: int) -> int:
+    """Return the seed of one of several answers. On a GPU one of more than 64 bits ends vLLM's engine, -1 is none."""
+    return (seed + index) % 2**63 if index else seed
+
+
 async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
     """Have vLLM's `OnlineRenderer` render and tokenise; return its inputs to the core. Raises `RequestError`s."""
     try:
         rendered = await renderer.render_chat(vllm_request)
+    except TimeoutError as error:  # vLLM's, of one template
+        sentence = "The model's chat template took too long for this conversation. Try again in a few seconds."
+        raise OverloadedError(sentence, retry_after_seconds=5) from error
     except (ValueError, TypeError, KeyError) as error:  # which one a template raises depends on the model
         raise RequestError(
             "The model's chat template refused this conversation. Check the order of the roles, that each message "

@@ -24,7 +24,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from engine.admission import SEQUENCE, Admission, ChatTicket, KvGroup, Room
 from engine.backends.vllm import compat
-from engine.backends.vllm.grammars import Grammars
+from engine.backends.vllm.grammars import FairTurns, Grammars
 from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
 from engine.backends.vllm.processes import StarterThread
 from engine.backends.vllm.request import (
@@ -35,6 +35,7 @@ from engine.backends.vllm.request import (
     check_tokens,
     render,
     render_texts,
+    seed_of_answer,
     translate,
     translate_text,
 )
@@ -47,6 +48,7 @@ from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest, Tokenized
 
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
+_NOT_WITH_GUESSES = ("logit_bias", "min_p")
 
 _log = logging.getLogger("hearth.vllm")
 
@@ -141,8 +143,12 @@ class Serving:
         self.vllm = vllm
         self.admission = Admission(_room_of(engine, limits, kv_groups))
         self.grammars = grammars
+        # vLLM has one thread for templates and tokenizers; while one works, what comes next is there already.
+        self._renders = FairTurns(2, 1)
         self.context_length: int = engine.model_config.max_model_len
         self._limits = limits
+        for field in _NOT_WITH_GUESSES if limits.speculative else ():
+            vllm.default_sampling_params.pop(field, None)  # of generation_config.json
         self._pictures = pictures
         self.reasons = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
         self._core_waits_for_thoughts = core_waits_for_thoughts
@@ -160,6 +166,7 @@ class Serving:
             # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
             # put together at once, would block the event loop for seconds.
             request = replace(request, whole=False)
+        self._check_guesses(request)
         request, adapter = self._sampled(request), self._adapter(request)
         errors = TranslatedErrors(self.context_length, _grammar_field(request))
         with ChatTicket(self.admission, request, request.n, stream) as ticket, errors:
@@ -176,13 +183,15 @@ class Serving:
 
     async def text(self, request: TextRequest, stream: TokenStream) -> None:
         """Go on with plain texts, like `chat`."""
+        self._check_guesses(request)
         request, adapter = self._sampled(request), self._adapter(request)
         errors = TranslatedErrors(self.context_length, _grammar_field(request), "prompt")
         sequences = len(request.prompts) * request.n
         with ChatTicket(self.admission, request, sequences, stream) as ticket, errors:
             asked = self._held_to(request)
             check_answer_alone(asked, self.context_length, "prompt")
-            inputs = await render_texts(self.vllm, request)
+            async with self._renders.turn(_turn_of(request)):
+                inputs = await render_texts(self.vllm, request)
             lengths = [len(each["prompt_token_ids"]) for each in inputs]
             for length in lengths:
                 check_context(length, asked, self.context_length, "prompt")
@@ -214,7 +223,7 @@ class Serving:
             async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
                 vllm_request = translate(self._sampled(seen), stream=False)
                 vllm_request.response_format = None  # no part of the prompt, and vLLM would compile it
-                ids: list[int] = (await self._inputs(vllm_request, None))["prompt_token_ids"]
+                ids: list[int] = (await self._inputs(request, vllm_request, None))["prompt_token_ids"]
                 return ids
 
     async def tokenize(self, prompt: ChatRequest | str, *, special_tokens: bool) -> Tokenized:
@@ -254,7 +263,7 @@ class Serving:
             await self.grammars.bind_format(vllm_request, request.owner)
             if request.structured_outputs is not None:
                 await self.grammars.bind_outputs(vllm_request, request.structured_outputs, request.owner)
-            inputs = await self._inputs(vllm_request, asked)
+            inputs = await self._inputs(request, vllm_request, asked)
             vllm_request.messages.clear()
             await self.grammars.bind_tools(vllm_request, request.owner)
             return vllm_request, inputs
@@ -269,6 +278,16 @@ class Serving:
             return None
         return self._text.token_ids(request.messages)
 
+    def _check_guesses(self, request: ChatRequest | TextRequest) -> None:
+        """Refuse what vLLM (0.32) cannot do while it guesses tokens: it would not say which field it is."""
+        for field in _NOT_WITH_GUESSES if self._limits.speculative else ():
+            if getattr(request, field):
+                raise RequestError(
+                    f"`{field}` cannot be used with this model: it guesses tokens (`speculative` in models.yaml). "
+                    "Leave it out, or pick another model.",
+                    param=field,
+                )
+
     def _sampled(self, request: _Request) -> _Request:
         """The rest of what the model's generation_config.json says is filled in by vLLM; this much has to be known."""
         if request.temperature is not None:
@@ -279,8 +298,9 @@ class Serving:
         """Return the tokens without room for which a request is refused; None where it gets as many as there are."""
         return None if self._limits.clamp_max_tokens else request.max_tokens
 
-    async def _inputs(self, vllm_request: Any, asked: int | None) -> Any:
-        inputs = await render(self.vllm.online_renderer, vllm_request)
+    async def _inputs(self, request: ChatRequest, vllm_request: Any, asked: int | None) -> Any:
+        async with self._renders.turn(_turn_of(request)):  # vLLM gives up on a template that has waited for 5 s
+            inputs = await render(self.vllm.online_renderer, vllm_request)
         check_context(len(inputs["prompt_token_ids"]), asked, self.context_length)
         return inputs
 
@@ -361,6 +381,8 @@ class Serving:
         for index, child in enumerate(children):
             if parent is not None:
                 child.request_id, child.sampling_params = parent.get_child_info(index)
+                if core.sampling_params.seed is not None:  # then it has parameters of its own
+                    child.sampling_params.seed = seed_of_answer(core.sampling_params.seed, index)
                 child.priority += index * SEQUENCE
             self._engine.output_processor.add_request(child, None, parent, index, collector)
         return children
@@ -371,6 +393,11 @@ class Serving:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
         return task
+
+
+def _turn_of(request: ChatRequest | TextRequest) -> str:
+    """Name whose turn it is: a key's batches do not hold up its other requests."""
+    return f"{request.owner} {request.urgency}"
 
 
 def _is_clamped(longest: int, request: ChatRequest | TextRequest) -> bool:

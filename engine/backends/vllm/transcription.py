@@ -58,6 +58,10 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
         self._files = Admission(Room(_FILES, spec.max_queued_requests, kept_for_newcomers=kept, fair=spec.fair_queue))
         self._words, self._folder = words, folder
 
+    def _on_exit(self) -> None:
+        self._files.close()
+        super()._on_exit()
+
     @classmethod
     async def load(cls, launch: Launch[TranscriptionModelSpec]) -> Self:
         """Start the engine and have it hear a first piece. Raises like `starting`."""

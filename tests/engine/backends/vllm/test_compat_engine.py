@@ -24,6 +24,7 @@ RENAMED = {
     "processes": "get_mp_context",
     "settings": "enable_envs_cache",
     "grammar threads": "StructuredOutputManager",
+    "dumps": "dump_engine_exception",
     "newcomers": "_preempt_request",
     "phases": "compile_or_warm_up_model",
     "shared steps": "is_prefill_chunk",

@@ -73,3 +73,18 @@ async def test_waiting_has_an_end() -> None:
         await turns.enter("a")
     turns.leave("a")
     await turns.enter("a")
+
+
+async def test_without_limits_everybody_waits_and_a_turn_ends_with_its_block() -> None:
+    turns, ran = FairTurns(2, 1), []
+
+    async def run(owner: str) -> None:
+        async with turns.turn(owner):
+            ran.append(owner)
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for owner in (*["many"] * 1000, "one"):
+            group.create_task(run(owner))
+    assert ran.index("one") <= 2
+    assert len(ran) == 1001

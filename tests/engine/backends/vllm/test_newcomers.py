@@ -21,10 +21,12 @@ with warnings.catch_warnings():  # of what torch imports
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
@@ -48,8 +50,8 @@ def scheduler() -> Scheduler:
     return made(blocks=MOST)
 
 
-def made(blocks: int, step: int = 256, places: int = 16) -> Scheduler:
-    """`step`: tokens."""
+def made(blocks: int, step: int = 256, places: int = 16, *, states: bool = False) -> Scheduler:
+    """`step`: tokens. `states`: a hybrid, with layers that keep a state, which looks for prompts that begin alike."""
     model = ModelConfig(model=str(DEMO), dtype="float32")
     limits = SchedulerConfig(
         max_num_seqs=places,
@@ -58,10 +60,14 @@ def made(blocks: int, step: int = 256, places: int = 16) -> Scheduler:
         is_encoder_decoder=False,
         policy="priority",
     )
-    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
+    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=states)
     config = VllmConfig(model_config=model, scheduler_config=limits, cache_config=cache)
     layers = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], layers)]
+    if states:
+        cache.mamba_cache_mode = "align"
+        state = MambaSpec(block_size=BLOCK, shapes=((BLOCK,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+        groups.append(KVCacheGroupSpec(["state"], state))
     given = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
     cache.num_gpu_blocks = blocks + 1
     return Scheduler(config, given, StructuredOutputManager(config), block_size=BLOCK)
@@ -76,7 +82,10 @@ def ask(  # noqa: PLR0917
     where = PlaceholderRange(offset=0, length=picture)
     seen = [MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=where, mm_hash=name)]
     features = seen if picture else None
-    request = Request(name, [1] * prompt, params, None, priority=urgency + ahead * SEQUENCE, mm_features=features)
+    caches = scheduler.cache_config.enable_prefix_caching
+    hasher = get_request_block_hasher(BLOCK, sha256) if caches else None
+    priority = urgency + ahead * SEQUENCE
+    request = Request(name, [1] * prompt, params, None, priority=priority, mm_features=features, block_hasher=hasher)
     scheduler.add_request(request)
     return request
 
@@ -256,6 +265,21 @@ def test_a_question_takes_blocks_of_paused_lines_and_they_answer_later_all_the_s
         steps_until(lambda line=line, before=before: line.num_output_tokens >= before + 2, scheduler)
         scheduler.finish_requests([line.request_id], RequestStatus.FINISHED_ABORTED)
     assert not scheduler.has_unfinished_requests()
+
+
+@pytest.mark.usefixtures("patched")
+def test_who_waits_for_a_beginning_that_another_computes_in_this_step_takes_no_blocks_of_others():
+    init_none_hash(sha256)
+    scheduler = made(blocks=200, places=64, states=True)
+    lines = batch(scheduler, 8)
+    step(scheduler)
+    ask(scheduler, "first", 0)
+    step(scheduler)
+    questions = [ask(scheduler, f"question {number}", 8 * number, prompt=3 * BLOCK + 1) for number in range(3)]
+    step(scheduler)
+    assert [one.num_computed_tokens for one in questions] == [3 * BLOCK, 0, 0], "vLLM puts off the others"
+    steps_until(lambda: all(answers(questions)), scheduler)
+    assert [line.num_preemptions for line in lines] == [0] * 8
 
 
 @pytest.mark.usefixtures("patched")
