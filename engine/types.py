@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -198,6 +199,11 @@ class ChatDelta(msgspec.Struct, gc=False):
     finish_reason: FinishReason | None = None
     stop_text: str | None = None
     prompt: Prompt | None = None
+
+    def calls(self) -> tuple[tuple[ToolCallDelta, ...], tuple[ToolCallDelta, ...]]:
+        """Return the pieces of a call that an earlier delta began, which come before `content`, and all others."""
+        going_on = tuple(takewhile(lambda piece: piece.id is None, self.tool_calls))
+        return going_on, self.tool_calls[len(going_on) :]
 
 
 class ChatStep(msgspec.Struct, gc=False):

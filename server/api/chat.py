@@ -242,10 +242,13 @@ def _checked_item(item: Any) -> ChatCompletionBody:
 
 def _total(answers: Sequence[dict[str, Any]]) -> Usage:
     used = [answer["usage"] for answer in answers if "usage" in answer]
+    details = (usage.get("completion_tokens_details") for usage in used)
+    thought = [each["reasoning_tokens"] for each in details if each]
     return Usage(
         prompt_tokens=sum(usage["prompt_tokens"] for usage in used),
         completion_tokens=sum(usage["completion_tokens"] for usage in used),
         cached_tokens=sum(usage.get("prompt_tokens_details", {}).get("cached_tokens", 0) for usage in used),
+        reasoning_tokens=sum(thought) if thought else None,
     )
 
 

@@ -444,11 +444,14 @@ class MessageAnswer(Answer):
         return b"".join([*events, event("message_delta", delta=stop, usage=_usage(usage)), event("message_stop")])
 
     def _delta(self, delta: ChatDelta) -> Iterator[bytes]:
+        going_on, begun = delta.calls()
+        for call in going_on:
+            yield from self._call(call)
         if delta.reasoning:
             yield from self._add("thinking", delta.reasoning)
         if delta.content:
             yield from self._text(delta.content)
-        for call in delta.tool_calls:
+        for call in begun:
             yield from self._call(call)
         self._finish_reason = delta.finish_reason or self._finish_reason
         self._stop_text = delta.stop_text or self._stop_text
@@ -467,6 +470,8 @@ class MessageAnswer(Answer):
             self._space = ""
             self._arguments = []
             yield from self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        elif self._open != "tool_use":
+            raise GenerationError("The model gave up on this answer. Send the request again.")
         if call.arguments and self._arguments is not None:
             self._arguments.append(call.arguments)
             yield from self._add("tool_use", call.arguments)

@@ -297,8 +297,12 @@ def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
         path = f"messages[{len(messages)}]"
         if isinstance(item, MessageItem):
             message = _message(item, place, path, names)
-            if message["role"] == "system" and [earlier["role"] for earlier in messages] == ["system"]:
+            told = message["role"] in {"system", "developer"}
+            if told and [earlier["role"] for earlier in messages] == ["system"]:
                 messages[0]["content"] += f"\n\n{message['content']}"  # many templates take one, at the very start
+            elif told and not messages:
+                messages.append({**message, "role": "system"})
+                names |= {path: place}
             else:
                 messages.append(message)
                 names |= {path: place}
@@ -331,8 +335,7 @@ def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dic
     where = f"{place}.content" if place.endswith("]") else place
     names[f"{path}.content"] = where
     if item.role != "user":
-        role = "assistant" if item.role == "assistant" else "system"
-        return {"role": role, "content": _text(item.content, where)}
+        return {"role": item.role, "content": _text(item.content, where)}
     content = item.content
     if isinstance(content, str) or (len(content) == 1 and not _has_image(content)):
         return {"role": "user", "content": _text(content, where)}  # some templates read nothing else
@@ -410,6 +413,7 @@ class ResponseAnswer:
         self._sequence_number = 0
         self._items: list[_Item] = []
         self._calls = -1  # the newest call's index
+        self._space = ""  # text that may turn out to be only the space before a call
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still held back
         self._usage: Usage | None = None
         self._cut_off: str | None = None  # why there is not more, if there should have been
@@ -427,15 +431,18 @@ class ResponseAnswer:
         """Return the events that close whatever is open, and the one that closes the response."""
         self._usage = usage
         opened = b"" if self._items else self._open("message")
+        if self._space and self._calls < 0:
+            opened += self._switch("message") + self._add_text(self._space)
         status = "completed" if self._cut_off is None else "incomplete"
         closed = self._close(status)
         self.response = self._state(status)
         return opened + closed + self._event(f"response.{status}", response=self.response)
 
     def failed(self, error: ApiError) -> bytes:
+        opened = b"" if self._sequence_number else self.start()
         if self._items:
             self._items[-1].fill("incomplete")
-        return self._event("response.failed", response=self._state("failed", error))
+        return opened + self._event("response.failed", response=self._state("failed", error))
 
     def _state(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
         """Return the object as far as it has come. Its `error` is the one that every error of this server has."""
@@ -450,19 +457,28 @@ class ResponseAnswer:
 
     def _delta(self, delta: ChatDelta) -> bytes:
         self._cut_off = _CUT_OFF.get(delta.finish_reason or "", self._cut_off)
-        parts = []
+        going_on, begun = delta.calls()
+        parts = [self._call(piece) for piece in going_on]
+        logprobs = [_logprob(entry) for entry in delta.logprobs or ()]
         if delta.reasoning:
             parts += [self._switch("reasoning"), self._add_text(delta.reasoning)]
-        self._logprobs += [_logprob(entry) for entry in delta.logprobs or ()]
-        if delta.content:
-            parts += [self._switch("message"), self._add_text(delta.content)]
-        parts += [self._call(piece) for piece in delta.tool_calls]
+        text = self._space + delta.content
+        if text.strip() or (text and self._items and self._items[-1].kind == "message"):
+            self._space = ""
+            parts.append(self._switch("message"))
+            self._logprobs += logprobs
+            parts.append(self._add_text(text))
+        else:
+            self._space = text
+            self._logprobs += logprobs
+        parts += [self._call(piece) for piece in begun]
         return b"".join(parts)
 
     def _call(self, piece: ToolCallDelta) -> bytes:
         parts = []
         if piece.index > self._calls:
             self._calls = piece.index
+            self._space, self._logprobs = "", []  # of what stood before the call
             parts = [self._close("completed"), self._open("function_call", call_id=piece.id, name=piece.name)]
         elif piece.index < self._calls or self._items[-1].kind != "function_call":
             raise GenerationError("The model gave up on this answer. Send the request again.")
@@ -505,7 +521,7 @@ class ResponseAnswer:
         item = self._items[-1]
         if item.kind == "message":
             item.logprobs += self._logprobs
-            self._logprobs = []
+        self._logprobs = []
         item.fill(status)
         done, place, value = f"response.{_KINDS[item.kind][1]}.done", item.place, item.value
         if item.kind == "function_call":

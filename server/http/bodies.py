@@ -38,6 +38,7 @@ DRAIN_BYTES = 64 * 2**20
 LONGEST_NAME = 64  # of a field, in an error: the client chose it
 _MOST_FORM_PARTS = 64
 _LONGEST_BOUNDARY_BYTES = 200
+_HELD = "hearth.held"  # in a request's scope: counts its body
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
 
 Form = list[tuple[str, bytes]]
@@ -53,20 +54,28 @@ class StrictRoute(APIRoute):
 
         async def strict_handler(request: Request) -> Response:
             _check_scope(self, request)
-            bodies: Bodies = request.app.state.bodies
-            with bodies.held_for(request.state.record.key) as held:
-                _check_content_type(request.scope)
-                body = await read_body(request, held)
-                # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
-                request._body = body  # noqa: SLF001
-                if len(body) <= _LARGE_BODY_BYTES:
-                    request._json = parse_strict_json(body)  # noqa: SLF001
-                else:
-                    async with bodies.parsing:
-                        request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
-                return await handler(request)
+            _check_content_type(request.scope)
+            body = await read_body(request, request.scope[_HELD])
+            # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
+            request._body = body  # noqa: SLF001
+            if len(body) <= _LARGE_BODY_BYTES:
+                request._json = parse_strict_json(body)  # noqa: SLF001
+            else:
+                async with request.app.state.bodies.parsing:
+                    request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
+            response = await handler(request)
+            request._body, request._json = b"", None  # noqa: SLF001  # a stream goes on for minutes
+            return response
 
         return handler if self.body_field is None else strict_handler
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the body until the answer is complete: what waits keeps its messages."""
+        if self.body_field is None:
+            await super().handle(scope, receive, send)
+            return
+        with scope["app"].state.bodies.held_for(scope["state"]["record"].key) as scope[_HELD]:
+            await super().handle(scope, receive, send)
 
 
 def _check_scope(route: APIRoute, request: Request) -> None:

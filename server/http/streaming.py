@@ -64,15 +64,16 @@ class TokenEvents:
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         """Yield what was not written at once. Closing it aborts the answer."""
         record, encoder = self._record, self._encoder
-        head = encoder.start()
+        head: bytes | None = None
         with self._naming:
             async with await self._opening() as stream:
                 stream.sink = self._take
                 try:
                     async for step in stream:
-                        record.first_token()
+                        if record.stream:
+                            record.first_token()
+                        head = encoder.start() if head is None else b""
                         data = head + encoder.step(step)
-                        head = b""
                         if data:
                             yield data
                 finally:

@@ -71,10 +71,10 @@ class RequestRecord:
 
     def ignored(self, place: str, word: str) -> None:
         """Note a tool that was left out: its place in the body, and our word for its type or `other`."""
-        self.ignored_tools = [*(self.ignored_tools or ()), word]
         named = place if word == "other" else f"{place}.type={word}"
         before = self.headers.get("x-hearth-ignored")
         if before is None or len(before) < _LONGEST_HEADER:
+            self.ignored_tools = [*(self.ignored_tools or ()), word]
             self.headers["x-hearth-ignored"] = named if before is None else f"{before}, {named}"
 
     def first_token(self) -> None:

@@ -107,10 +107,18 @@ async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
     except TimeoutError as error:  # vLLM's, of one template
         sentence = "The model's chat template took too long for this conversation. Try again in a few seconds."
         raise OverloadedError(sentence, retry_after_seconds=5) from error
-    except (ValueError, TypeError, KeyError) as error:  # which one a template raises depends on the model
+    except (VLLMValidationError, ValueError, TypeError, KeyError) as error:  # which one depends on model and version
+        if isinstance(error, VLLMValidationError) and error.__cause__ is None:
+            raise  # vLLM's own, and not of the template
+        late = [message for message in vllm_request.messages[1:] if message["role"] == "system"]
+        if late:  # as Qwen3.5's takes one at the start only. Of the role `developer` vLLM puts all of them there
+            for message in late:
+                message["role"] = "developer"
+            return await render(renderer, vllm_request)
         raise RequestError(
             "The model's chat template refused this conversation. Check the order of the roles, that each message "
-            "has the content that its role needs, and that no text contains the model's own marks for pictures.",
+            "has the content that its role needs, `reasoning_effort` and `chat_template_kwargs`, and that no text "
+            "contains the model's own marks for pictures.",
             param="messages",
         ) from error
     if isinstance(rendered, ErrorResponse):  # returned, not raised: there are tools, and the model has no tool parser

@@ -4,6 +4,7 @@ Most of those parsers count on a step being one token, start only at the very fi
 call to vLLM's plain answers. Which parsers a model has is decided by its family, unless models.yaml names them.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ _ANCHORS: dict[str, tuple[str, ...]] = {
     "Llama4PythonicToolParser": ("<|python_start|>",),
     "Olmo3PythonicToolParser": ("<function_calls>",),
     "HunyuanA13BToolParser": ("<tool_calls>[",),
+    # These would lose words that one step brings together with the beginning of a call
+    "ApertusToolParser": ("<|tools_prefix|>",),
+    "DeepSeekV3ToolParser": ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
+    "DeepSeekV31ToolParser": ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
+    "JambaToolParser": ("<tool_calls>",),
 }
 _SPACE = " \n\r\t"
 _TEXT = re.compile(r'"(?:\\.|[^"\\])*"?', re.DOTALL)  # of JSON; the last may be unfinished
@@ -102,6 +108,8 @@ class CallStream:
         self._only_calls = forced and getattr(tool_parser, "forced_is_calls", False)
         self.calls: dict[int, tuple[str, str]] = {}
         """Name and arguments so far, by their index."""
+        self._newest = -1  # index of the call that was passed on last
+        self._held: list[ToolCallDelta] = []
 
     def feed(
         self, text: str, token_ids: list[int], prompt_token_ids: list[int] | None, finish_reason: str | None
@@ -125,7 +133,22 @@ class CallStream:
             rest, missing = self._missing()
             content += rest
             calls += missing
-        return content, reasoning, calls
+        return content, reasoning, self._in_order([*self._held, *calls], ended=finish_reason is not None)
+
+    def _in_order(self, calls: list[ToolCallDelta], *, ended: bool) -> list[ToolCallDelta]:
+        """Hold a call back until the one before is complete.
+
+        Parsers that get several tokens at once may begin a call, and give the end of the one before it later.
+        """
+        passed = []
+        while calls:
+            passed += [call for call in calls if call.index <= self._newest]
+            calls = [call for call in calls if call.index > self._newest]
+            if not calls or not (ended or self._newest < 0 or _is_json(self.calls[self._newest][1])):
+                break
+            self._newest = min(call.index for call in calls)
+        self._held = calls
+        return passed
 
     def _seen(self, call: ToolCallDelta) -> ToolCallDelta:
         name, arguments = self.calls.get(call.index, ("", ""))
@@ -234,6 +257,14 @@ class _MarksInTexts:
 
     def _shown(self, text: str) -> str:
         return text.replace(_HIDDEN, self.tool_call_end_token)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _delta(call: Any) -> ToolCallDelta:

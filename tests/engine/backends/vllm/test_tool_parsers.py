@@ -193,6 +193,7 @@ class Family:
             content += new
             for piece in pieces:
                 assert (piece.id is None) == (piece.index in calls), "id and name come once, with the first piece"
+                assert piece.index >= max(calls, default=0), "a call is complete before the next begins"
                 name, arguments = calls.get(piece.index, ("", ""))
                 calls[piece.index] = (name + (piece.name or ""), arguments + piece.arguments)
         return content, [calls[index] for index in sorted(calls)]
@@ -255,6 +256,17 @@ def end(family: Family, steps: Steps) -> Steps:
 def test_a_complete_answer_is_read_whole(family: Family, words: str) -> None:
     content, calls = family.answer(end(family, family.steps(words + family.format.text)), "stop")
     assert content.removesuffix(family.format.content).removesuffix("\n") == words
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == CALLS
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 17])
+def test_steps_of_several_tokens_bring_the_same(family: Family, size: int) -> None:
+    """As where tokens are guessed."""
+    steps = end(family, family.steps(WORDS + family.format.text))
+    parts = [steps[at : at + size] for at in range(0, len(steps), size)]
+    joined = [("".join(text for text, _ in part), [token for _, ids in part for token in ids]) for part in parts]
+    content, calls = family.answer(joined, "stop")
+    assert content.strip() == WORDS.strip()
     assert [(name, json.loads(arguments)) for name, arguments in calls] == CALLS
 
 
