@@ -119,6 +119,9 @@ class AssistantMessage(shared.Strict):
     role: Literal["assistant"]
     content: _TextContent | None = None
     reasoning_content: str | None = None
+    """What it thought before. Models whose templates keep it, most until the next question, read it again."""
+    reasoning: Any = None
+    """The same, where it is a text."""
     tool_calls: Annotated[list[ToolCallMessagePart], Field(min_length=1, max_length=128)] | None = None
 
 
@@ -444,6 +447,9 @@ def _message(message: shared.Strict) -> dict[str, Any]:
     plain: dict[str, Any] = message.model_dump(exclude_none=True)
     if plain["role"] == "assistant":
         plain.setdefault("content", None)
+        thought = plain.pop("reasoning", None)
+        if isinstance(thought, str):
+            plain.setdefault("reasoning_content", thought)
     return plain
 
 

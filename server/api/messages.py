@@ -112,14 +112,23 @@ class ToolUseBlock(schema.Strict):
 
 
 class ThinkingBlock(schema.Strict):
-    """What the model thought earlier, accepted and dropped."""
+    """What the model thought earlier, as chat's `reasoning_content`."""
 
-    type: Literal["thinking", "redacted_thinking"]
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(schema.Strict):
+    """Thoughts that only another service can read. Accepted and dropped."""
+
+    type: Literal["redacted_thinking"]
 
 
 _UserBlock = Annotated[TextPart | ImageBlock | ToolResultBlock, Field(discriminator="type")]
-_AssistantBlock = Annotated[TextPart | ToolUseBlock | ThinkingBlock, Field(discriminator="type")]
-Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock
+_AssistantBlock = Annotated[
+    TextPart | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+]
+Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
 
 
 class UserTurn(schema.Strict):
@@ -320,7 +329,7 @@ def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, 
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or "tool_calls" in last:
         return messages, False
-    if not last["content"]:  # only thoughts, which are dropped: there is nothing to go on from
+    if not last["content"]:  # only thoughts: there is nothing to go on from
         return messages[:-1], False
     return messages, True
 
@@ -361,9 +370,11 @@ def _assistant(blocks: _Blocks) -> dict[str, Any]:
         for _, block in blocks
         if isinstance(block, ToolUseBlock)
     ]
+    thoughts = "\n".join(block.thinking for _, block in blocks if isinstance(block, ThinkingBlock))
+    thought = {"reasoning_content": thoughts} if thoughts else {}
     if not calls:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": text or None, "tool_calls": calls}
+        return {"role": "assistant", "content": text, **thought}
+    return {"role": "assistant", "content": text or None, "tool_calls": calls, **thought}
 
 
 def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]]:

@@ -120,10 +120,16 @@ class FunctionCallOutputItem(schema.Strict):
     output: _Content
 
 
+class ReasoningText(schema.Strict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningItem(schema.Strict):
-    """What the model thought earlier. Accepted, and not shown to the model again."""
+    """What the model thought earlier, as chat's `reasoning_content`. What is encrypted elsewhere is dropped."""
 
     type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=1024)] | None = None
 
 
 Item = Annotated[
@@ -293,6 +299,7 @@ def _response_format(body: ResponseBody) -> Any:
 
 def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []  # before what the model said or called then
     for place, item in _placed_items(body):
         path = f"messages[{len(messages)}]"
         if isinstance(item, MessageItem):
@@ -316,6 +323,13 @@ def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
                 content = _parts(item.output, where, path, names)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             names |= {path: place, f"{path}.content": where, f"{path}.tool_call_id": f"{place}.call_id"}
+        else:
+            thoughts += [part.text for part in item.content or ()]
+            continue
+        if thoughts and messages[-1]["role"] == "assistant":
+            before = messages[-1].get("reasoning_content")
+            messages[-1]["reasoning_content"] = "\n".join([*([before] if before else []), *thoughts])
+        thoughts = []
     if not messages:
         raise ApiError(400, "invalid_value", "`input` must hold at least one message.", param="input")
     return messages

@@ -54,8 +54,7 @@ def translate(request: ChatRequest, *, stream: bool) -> ChatCompletionRequest:
     """
     fields = {name: getattr(request, name) for name in _CHAT} | _sampling(request)
     fields |= {
-        # Copied: vLLM's renderer changes messages in place.
-        "messages": [dict(message) for message in request.messages],
+        "messages": [_message(message) for message in request.messages],
         "stream": stream,
         "user": request.owner,
     }
@@ -74,6 +73,14 @@ def translate(request: ChatRequest, *, stream: bool) -> ChatCompletionRequest:
         fields["response_format"] = whole.response_format
     made = {name: make() for name, make in _FACTORIES.items()}
     return _EMPTY.model_copy(update=made | fields)
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """Copy it, since vLLM's renderer changes messages in place, and call a thought what that looks for."""
+    copied = dict(message)
+    if thought := copied.pop("reasoning_content", None):
+        copied["reasoning"] = thought
+    return copied
 
 
 def translate_text(request: TextRequest) -> CompletionRequest:
