@@ -39,9 +39,9 @@ def _token_biases(value: Any) -> Any:
 
 
 def _template_switches(value: Any) -> Any:
-    known = isinstance(value, dict) and set(value) <= {"enable_thinking"}
+    known = isinstance(value, dict) and set(value) <= {"enable_thinking", "preserve_thinking"}
     if not known or not all(isinstance(switch, bool) for switch in value.values()):
-        raise ValueError("may hold `enable_thinking` (true or false) only")
+        raise ValueError("may hold `enable_thinking` and `preserve_thinking` (true or false) only")
     return value
 
 
@@ -349,7 +349,7 @@ class ChatCompletionBody(SampledBody):
     response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
     reasoning_effort: shared.Effort | None = None
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_switches)] | None = None
-    """`enable_thinking` only."""
+    """`enable_thinking` and `preserve_thinking` only."""
     continue_final_message: bool | None = None
     """Go on from the last message, an assistant's; the answer has only what follows."""
     add_generation_prompt: bool | None = None

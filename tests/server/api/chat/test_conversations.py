@@ -25,6 +25,7 @@ CHECK = (
     "{%- for one in messages %}{%- if one.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{%- endif %}"
     "{%- if one.reasoning_content %}thought: {{ one.reasoning_content }}. {% endif %}{%- endfor %}"
+    "{%- if preserve_thinking is defined and preserve_thinking %}All is kept. {% endif %}"
 )
 USER, ANSWER = {"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}
 
@@ -47,8 +48,8 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
             yield client
 
 
-def tokens(client: httpx2.Client, messages: list[dict[str, str]]) -> list[int]:
-    answer = client.post("/tokenize", json={"model": "strict", "messages": messages})
+def tokens(client: httpx2.Client, messages: list[dict[str, str]], **fields: object) -> list[int]:
+    answer = client.post("/tokenize", json={"model": "strict", "messages": messages, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()["tokens"]
 
@@ -87,6 +88,12 @@ def test_a_thought_that_is_sent_back_is_read_again_under_either_name(strict: htt
     assert len(known) > len(without)
     for other in ({"effort": "high"}, [], 5, ""):
         assert tokens(strict, thought("reasoning", other)) == without
+
+
+def test_the_template_is_told_to_keep_thoughts(strict: httpx2.Client):
+    usual = tokens(strict, [USER])
+    assert tokens(strict, [USER], chat_template_kwargs={"preserve_thinking": False}) == usual
+    assert len(tokens(strict, [USER], chat_template_kwargs={"preserve_thinking": True})) > len(usual)
 
 
 def test_messages_and_responses_give_thoughts_back_too(strict: httpx2.Client):

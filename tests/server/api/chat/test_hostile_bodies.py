@@ -291,6 +291,7 @@ async def test_an_unknown_model_is_not_found(http: httpx2.AsyncClient):
         {"top_k": -1, "min_p": 0.1, "repetition_penalty": 1.1, "temperature": None},
         {"add_generation_prompt": False},
         {"seed": -(2**63), "stop": [], "logit_bias": {}, "chat_template_kwargs": {"enable_thinking": True}},
+        {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": True}},
         {"tools": tool(parameters=nested(60))},
         {"tools": tool(), "tool_choice": "none"},
         {"tools": []},
