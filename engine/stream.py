@@ -35,6 +35,7 @@ _log = logging.getLogger("hearth.engine")
 
 T = TypeVar("T")
 OnEnd = Callable[[BaseException | None], object]
+_MOST_CHOICES = 16
 _MOST_UNREAD = 2**16  # probabilities, or half as many steps that cannot be joined: 16 MiB of one answer
 
 
@@ -194,11 +195,14 @@ class TokenStream(Stream[ChatStep]):
 
     def _queue(self, item: ChatStep) -> None:
         """Join it to an unread one where that is possible: a slow reader costs little memory per token."""
-        joined = _joined(self._items[-1], item) if self._items else None
-        if joined is not None:
-            self._items.pop()
-        self._items.append(joined or item)
-        if joined is None and len(self._items) * _values(item) > _MOST_UNREAD:
+        for place in range(-1, -1 - min(len(self._items), _MOST_CHOICES), -1):  # of several choices, which take turns
+            joined = _joined(self._items[place], item)
+            if joined is not None:
+                del self._items[place]
+                self._items.append(joined)
+                return
+        self._items.append(item)
+        if len(self._items) * _values(item) > _MOST_UNREAD:
             self.fail(_unread())
 
 

@@ -438,13 +438,13 @@ def _engine_messages(sent: Sequence[shared.Strict]) -> tuple[list[dict[str, Any]
             messages.append({"role": "user", "content": images})
             images = []
         messages.append(message)
-    if messages[0]["role"] == "developer":
-        messages[0]["role"] = "system"
     return [*messages, {"role": "user", "content": images}] if images else messages, tuple(paths)
 
 
 def _message(message: shared.Strict) -> dict[str, Any]:
     plain: dict[str, Any] = message.model_dump(exclude_none=True)
+    if plain["role"] == "developer":
+        plain["role"] = "system"
     if plain["role"] == "assistant":
         plain.setdefault("content", None)
         thought = plain.pop("reasoning", None)

@@ -115,7 +115,7 @@ class ThinkingBlock(schema.Strict):
     """What the model thought earlier, as chat's `reasoning_content`."""
 
     type: Literal["thinking"]
-    thinking: str
+    thinking: str = ""
 
 
 class RedactedThinkingBlock(schema.Strict):
@@ -412,6 +412,7 @@ class MessageAnswer(Answer):
         self._open: str | None = None  # the type of that block, until it has ended
         self._space = ""  # text that may turn out to be only the space before a tool call
         self._arguments: list[str] | None = None  # of the newest call
+        self._call_index = -1  # its
         self._finish_reason: FinishReason | None = None
         self._stop_text: str | None = None
 
@@ -479,9 +480,9 @@ class MessageAnswer(Answer):
     def _call(self, call: ToolCallDelta) -> Iterator[bytes]:
         if call.id is not None:
             self._space = ""
-            self._arguments = []
+            self._arguments, self._call_index = [], call.index
             yield from self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        elif self._open != "tool_use":
+        elif self._open != "tool_use" or call.index != self._call_index:
             raise GenerationError("The model gave up on this answer. Send the request again.")
         if call.arguments and self._arguments is not None:
             self._arguments.append(call.arguments)

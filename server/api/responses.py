@@ -44,6 +44,7 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
 }
+_THOUGHTS = ("reasoning_text", "text")
 _CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Of each kind of item: how its id begins, what its text is called, and what it has at first.
 _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -120,16 +121,17 @@ class FunctionCallOutputItem(schema.Strict):
     output: _Content
 
 
-class ReasoningText(schema.Strict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
 class ReasoningItem(schema.Strict):
     """What the model thought earlier, as chat's `reasoning_content`. What is encrypted elsewhere is dropped."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ReasoningText], Field(max_length=1024)] | None = None
+    content: Any = None
+    """Parts `reasoning_text`. Others have forms of their own, and are dropped too."""
+
+    def texts(self) -> list[str]:
+        parts = self.content if isinstance(self.content, list) else []
+        texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in _THOUGHTS]
+        return [text for text in texts if isinstance(text, str)]
 
 
 Item = Annotated[
@@ -304,12 +306,8 @@ def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
         path = f"messages[{len(messages)}]"
         if isinstance(item, MessageItem):
             message = _message(item, place, path, names)
-            told = message["role"] in {"system", "developer"}
-            if told and [earlier["role"] for earlier in messages] == ["system"]:
+            if message["role"] == "system" and [earlier["role"] for earlier in messages] == ["system"]:
                 messages[0]["content"] += f"\n\n{message['content']}"  # many templates take one, at the very start
-            elif told and not messages:
-                messages.append({**message, "role": "system"})
-                names |= {path: place}
             else:
                 messages.append(message)
                 names |= {path: place}
@@ -324,7 +322,7 @@ def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             names |= {path: place, f"{path}.content": where, f"{path}.tool_call_id": f"{place}.call_id"}
         else:
-            thoughts += [part.text for part in item.content or ()]
+            thoughts += item.texts()
             continue
         if thoughts and messages[-1]["role"] == "assistant":
             before = messages[-1].get("reasoning_content")
@@ -349,7 +347,8 @@ def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dic
     where = f"{place}.content" if place.endswith("]") else place
     names[f"{path}.content"] = where
     if item.role != "user":
-        return {"role": item.role, "content": _text(item.content, where)}
+        role = "assistant" if item.role == "assistant" else "system"
+        return {"role": role, "content": _text(item.content, where)}
     content = item.content
     if isinstance(content, str) or (len(content) == 1 and not _has_image(content)):
         return {"role": "user", "content": _text(content, where)}  # some templates read nothing else

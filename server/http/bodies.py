@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -38,7 +39,7 @@ DRAIN_BYTES = 64 * 2**20
 LONGEST_NAME = 64  # of a field, in an error: the client chose it
 _MOST_FORM_PARTS = 64
 _LONGEST_BOUNDARY_BYTES = 200
-_HELD = "hearth.held"  # in a request's scope: counts its body
+HELD = "hearth.held"  # in a request's scope: counts its body, and once it has come gives it back
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
 
 Form = list[tuple[str, bytes]]
@@ -55,7 +56,9 @@ class StrictRoute(APIRoute):
         async def strict_handler(request: Request) -> Response:
             _check_scope(self, request)
             _check_content_type(request.scope)
-            body = await read_body(request, request.scope[_HELD])
+            held = request.scope[HELD]
+            body = await read_body(request, held)
+            request.scope[HELD] = partial(held, -len(body))  # from now on: gives it back
             # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
             request._body = body  # noqa: SLF001
             if len(body) <= _LARGE_BODY_BYTES:
@@ -70,11 +73,11 @@ class StrictRoute(APIRoute):
         return handler if self.body_field is None else strict_handler
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the body until the answer is complete: what waits keeps its messages."""
+        """Count the body until a stream has begun, or the answer is complete: what waits keeps its messages."""
         if self.body_field is None:
             await super().handle(scope, receive, send)
             return
-        with scope["app"].state.bodies.held_for(scope["state"]["record"].key) as scope[_HELD]:
+        with scope["app"].state.bodies.held_for(scope["state"]["record"].key) as scope[HELD]:
             await super().handle(scope, receive, send)
 
 
@@ -106,7 +109,7 @@ class Bodies:
             nonlocal held
             held += size
             self._bytes[owner] += size
-            if self._bytes.total() > self._most_bytes < self._bytes[owner] * len(self._bytes):
+            if size > 0 and self._bytes.total() > self._most_bytes < self._bytes[owner] * len(self._bytes):
                 sentence = "Too many large request bodies are in memory here. Send fewer at the same time."
                 raise overloaded(sentence, limit="bodies_in_memory")
 

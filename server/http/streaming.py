@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine import ChatStep, Usage
 from engine.stream import TokenStream
 from server.errors import ApiError, to_api_error
+from server.http.bodies import HELD
 from server.http.disconnect import CancelOnDisconnect, ClientDisconnectedError
 from server.http.protocol import Connection
 from server.observability.access_log import RequestRecord
@@ -67,6 +68,7 @@ class TokenEvents:
         head: bytes | None = None
         with self._naming:
             async with await self._opening() as stream:
+                del self._opening  # it holds what was asked, with its pictures
                 stream.sink = self._take
                 try:
                     async for step in stream:
@@ -128,7 +130,7 @@ class StreamedResponse(Response):
         last = b""
         try:
             async with CancelOnDisconnect(scope), _keep_alive(body, self._keep_alive_seconds):
-                await self._pump(body)
+                await self._pump(body, scope.pop(HELD, None))
         except ClientDisconnectedError:
             if not body.begun:
                 raise
@@ -145,10 +147,14 @@ class StreamedResponse(Response):
             last = self._failure(api_error)
         await body.write(last, more=False)
 
-    async def _pump(self, body: "Body") -> None:
+    async def _pump(self, body: "Body", give_back: Callable[[], None] | None) -> None:
+        """Write the events. With the first what the request brought is no longer held in memory."""
         pieces: Any = aiter(self._events)
         try:
-            await body.write(await anext(pieces, b""))
+            first = await anext(pieces, b"")
+            if give_back is not None:
+                give_back()
+            await body.write(first)
             if isinstance(self._events, TokenEvents):
                 self._events.body = body
             async for piece in pieces:

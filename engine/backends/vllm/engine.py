@@ -27,7 +27,7 @@ from engine.backends.vllm import compat, processes
 from engine.backends.vllm.processes import EngineWatch, end_engine, processes_of
 from engine.config import AuxiliaryModelSpec, ChatModelSpec
 from engine.config.models import SpeculativeSpec
-from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
+from engine.errors import LoadError, RequestError, StartError, UnsupportedCapabilityError
 from engine.media import Pictures
 from engine.placement.hardware import read_hardware
 from engine.placement.types import CPU_CACHE_GIB
@@ -195,7 +195,7 @@ async def starting(
     async with contextlib.AsyncExitStack() as undo:
         undo.callback(watch.kill)  # whoever stops waiting for a start ends it, too
         undo.callback(watch.end)
-        engine = await launch.starter.run(partial(start_engine, launch, arguments), watch.started)
+        engine = await launch.starter.run(partial(start_engine, launch, arguments, watch), watch.started)
         undo.push_async_callback(asyncio.to_thread, end_engine, engine, 0)
         undo.callback(watch.kill)
         if not watch.pids():  # vLLM started them itself (`start_own_processes`)
@@ -390,8 +390,10 @@ def _white_picture() -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]) -> Any:
+def start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]], watch: EngineWatch) -> Any:
     """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready. Raises `LoadError` or `StartError`."""
+    if watch.ended:
+        raise StartError("It was given up before its turn came.")
     launch.report("importing vLLM", 0.1)
     compat.check(launch.spec.id)
     with processes.causes_told(launch.spec.id, may_be_the_code=launch.only_kept_code):

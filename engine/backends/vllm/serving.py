@@ -143,8 +143,8 @@ class Serving:
         self.vllm = vllm
         self.admission = Admission(_room_of(engine, limits, kv_groups))
         self.grammars = grammars
-        # vLLM has one thread for templates and tokenizers; while one works, what comes next is there already.
-        self._renders = FairTurns(2, 1)
+        # vLLM has one thread for templates and tokenizers, and one for pictures; what comes next is there already.
+        self._renders, self._pictured = FairTurns(2, 1), FairTurns(2, 1)
         self.context_length: int = engine.model_config.max_model_len
         self._limits = limits
         for field in _NOT_WITH_GUESSES if limits.speculative else ():
@@ -299,7 +299,8 @@ class Serving:
         return None if self._limits.clamp_max_tokens else request.max_tokens
 
     async def _inputs(self, request: ChatRequest, vllm_request: Any, asked: int | None) -> Any:
-        async with self._renders.turn(_turn_of(request)):  # vLLM gives up on a template that has waited for 5 s
+        turns = self._pictured if image_places(request) else self._renders
+        async with turns.turn(_turn_of(request)):  # vLLM gives up on a template that has waited for 5 s
             inputs = await render(self.vllm.online_renderer, vllm_request)
         check_context(len(inputs["prompt_token_ids"]), asked, self.context_length)
         return inputs

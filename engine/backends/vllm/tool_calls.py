@@ -144,9 +144,11 @@ class CallStream:
         while calls:
             passed += [call for call in calls if call.index <= self._newest]
             calls = [call for call in calls if call.index > self._newest]
-            if not calls or not (ended or self._newest < 0 or _is_json(self.calls[self._newest][1])):
+            following = min((call.index for call in calls), default=-1)
+            is_next = following == self._newest + 1 and (self._newest < 0 or _is_json(self.calls[self._newest][1]))
+            if not (ended or is_next):
                 break
-            self._newest = min(call.index for call in calls)
+            self._newest = following
         self._held = calls
         return passed
 

@@ -30,7 +30,7 @@ from server.store.audit import Actor, write_entry
 from server.store.schema import utc_now
 
 _SECONDS = 240.0
-_HEARTH = "from server.cli import main; main()"
+_HEARTH = "import sys; sys.argv[0] = 'hearth'; from server.cli import main; main()"
 _KEPT_LINES = 200
 # For the page: docs/admin-api.md has them, the description for programs that make clients has not.
 router = APIRouter(

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,10 @@ from serving import async_poll_until
 from starlette.requests import Request
 
 from server.errors import ApiError, install
+from server.http import protocol
 from server.http.bodies import Bodies, StrictRoute, parse_form, read_body
 from server.http.disconnect import Drain
+from server.http.streaming import StreamedResponse
 from server.observability.access_log import RequestRecord
 from server.settings import load_settings
 
@@ -158,6 +162,61 @@ async def test_two_large_bodies_are_parsed_at_a_time_and_small_ones_do_not_wait(
     assert not large.done()
     parsing.release()
     await asyncio.wait_for(large, 10)
+
+
+class Behind(protocol.Connection):
+    """A client's connection that somebody else holds."""
+
+    def __init__(self) -> None: ...
+
+    def can_write(self) -> bool:
+        return False
+
+    def last_comes(self, size: int) -> None: ...
+
+    def watch(self, on_disconnect: Callable[[], None] | None) -> None: ...
+
+
+async def test_the_body_of_a_streamed_answer_counts_until_it_has_begun():
+    router, first, rest = APIRouter(route_class=StrictRoute), asyncio.Event(), asyncio.Event()
+    waits: list[weakref.ref[Request]] = []
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        await first.wait()
+        yield b"one"
+        await rest.wait()
+
+    @router.post("/")
+    async def route(body: dict[str, Any], request: Request) -> StreamedResponse:
+        assert body["a"]
+        waits.append(weakref.ref(request))
+        return StreamedResponse(pieces())
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({"a": "x" * MIB}).encode()}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    app, sent = FastAPI(routes=router.routes), list[dict[str, Any]]()
+    install(app)
+    app.state.settings, app.state.bodies, app.state.drain = load_settings(), Bodies(2**30), Drain()
+    state = {"record": RequestRecord("req_1", "POST", None)}
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/", "query_string": b"", "state": state}
+    headers = [(b"content-type", b"application/json")]
+    asked = asyncio.create_task(app({**scope, "headers": headers, "hearth.connection": Behind()}, receive, send))
+    held = app.state.bodies._bytes
+    await async_poll_until(lambda: bool(waits), 5)
+    assert held.total() > MIB, "it waits for its turn"
+    first.set()
+    await async_poll_until(lambda: len(sent) >= 2, 5)
+    assert held.total() == 0
+    request = waits[0]()
+    assert request is not None
+    assert (request._body, request._json) == (b"", None)
+    rest.set()
+    await asyncio.wait_for(asked, 10)
+    assert not held
 
 
 @pytest.mark.parametrize(

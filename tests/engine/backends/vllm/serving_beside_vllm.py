@@ -5,6 +5,7 @@ sent and what was answered. The last line is about streams that end early.
 """
 
 import asyncio
+import copy
 import json
 import sys
 from dataclasses import replace
@@ -19,22 +20,32 @@ MODEL = "service-plus"
 # What differs between any two requests; the priority is the admission's, which vLLM's own way does not pass.
 OWN = {"request_id", "external_req_id", "arrival_time", "priority"}
 
+# Fields that both call the same.
+SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n", "seed", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "ignore_eos", "logprobs", "top_logprobs", "cache_salt", "response_format"),
+    *("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"),
+)
+CALL = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at": "the sky"}'}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "I have to look."}
+RESULT = {"role": "tool", "tool_call_id": "call-1", "content": "Rain."}
+
 REQUESTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "greedy": {"temperature": 0},
-    "greedy again, longer": {"temperature": 0, "max_tokens": 9},
-    "no limit": {"temperature": 0, "max_tokens": None},
+    "greedy": {"temperature": 0.0},
+    "greedy again, longer": {"temperature": 0.0, "max_tokens": 9},
+    "no limit": {"temperature": 0.0, "max_tokens": None},
     "seeded": {"temperature": 1.5, "seed": 7},
     "seeded otherwise": {"temperature": 1.5, "seed": 8},
-    "biased": {"temperature": 0, "logit_bias": {"300": 50.0, "17": -100.0}},
-    "stopped": {"temperature": 0, "stop": ("e", "zz"), "max_tokens": 30},
+    "biased": {"temperature": 0.0, "logit_bias": {"300": 50.0, "17": -100.0}},
+    "stopped": {"temperature": 0.0, "stop": ("e", "zz"), "max_tokens": 30},
     "penalties": {"presence_penalty": 1.5, "frequency_penalty": -0.5, "seed": 1},
     "nucleus": {"top_p": 0.4, "top_k": 5, "seed": 2},
-    "past its end": {"temperature": 0, "ignore_eos": True, "max_tokens": 40},
-    "salted": {"temperature": 0, "cache_salt": "somebody"},
-    "batch": {"temperature": 0, "urgency": 1},
+    "past its end": {"temperature": 0.0, "ignore_eos": True, "max_tokens": 40},
+    "salted": {"temperature": 0.0, "cache_salt": "somebody"},
+    "batch": {"temperature": 0.0, "urgency": 1},
     "conversation": {
-        "temperature": 0,
+        "temperature": 0.0,
         "messages": [
             {"role": "system", "content": " Be brief.\n"},
             USER,
@@ -45,11 +56,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
     # vLLM renders these.
     "header": {"messages": [{"role": "system", "content": "x-anthropic-billing-header: a\nRest"}, USER]},
     "named": {"messages": [{**USER, "name": "Kim"}]},
-    "many": {"messages": [USER] * 40, "temperature": 0},
-    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "temperature": 0},
+    "many": {"messages": [USER] * 40, "temperature": 0.0},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "temperature": 0.0},
     "two": {"n": 2, "seed": 5},
-    "logprobs": {"logprobs": True, "temperature": 0},
-    "format": {"response_format": {"type": "json_object"}, "temperature": 0},
+    "logprobs": {"logprobs": True, "temperature": 0.0},
+    "format": {"response_format": {"type": "json_object"}, "temperature": 0.0},
+    "called": {"messages": [USER, CALLED, RESULT], "temperature": 0.0},
+    "told later": {"messages": [USER, {"role": "developer", "content": "In French."}, USER], "temperature": 0.0},
     "continued": {"messages": [USER, {"role": "assistant", "content": "Hel"}], "continue_answer": True},
 }
 
@@ -68,7 +81,8 @@ async def main() -> None:
             asked = request_of(name, fields)
             taken = backend._serving.text_tokens(asked) is not None
             line = {"name": name, "taken": taken, "ours": await ours(engine, asked, sent)}
-            sys.stdout.write(json.dumps(line | {"vllm": await vllms(backend, asked, sent)}) + "\n")
+            theirs = await vllms(backend, request_of(name, fields), sent)
+            sys.stdout.write(json.dumps(line | {"vllm": theirs}) + "\n")
         early = {"left": await left(engine, backend), "refused": await refused(engine, backend)}
         sys.stdout.write(json.dumps({"name": "early", **early, "lost": await lost(engine, backend)}) + "\n")
     finally:
@@ -91,7 +105,7 @@ def record(core: Any) -> list[Any]:
 def request_of(name: str, fields: dict[str, Any]) -> ChatRequest:
     """Make one of the table."""
     usual = {"request_id": name.replace(" ", "-"), "model": MODEL, "messages": [USER], "max_tokens": 6}
-    return ChatRequest(**usual | fields)
+    return ChatRequest(**copy.deepcopy(usual | fields))  # vLLM reads the arguments of calls in place
 
 
 async def ours(engine: Engine, request: ChatRequest, sent: list[Any]) -> dict[str, Any]:
@@ -118,15 +132,14 @@ async def ours(engine: Engine, request: ChatRequest, sent: list[Any]) -> dict[st
 
 
 async def vllms(backend: Any, request: ChatRequest, sent: list[Any]) -> dict[str, Any]:
-    """Ask vLLM's serving classes for the same."""
-    from engine.backends.vllm.request import translate
+    """Ask vLLM's serving classes for the same, in the words of a client of vLLM's server."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     sent.clear()
     serving, said = backend._serving, []
     for name, stream in (("v", backend._serving.needs_parser(request) or request.logprobs), ("w", True), ("x", True)):
         asked = replace(request, request_id=f"{request.request_id}-{name}")
-        theirs = translate(asked, stream=bool(stream))
-        theirs.max_completion_tokens = asked.max_tokens
+        theirs = ChatCompletionRequest.model_validate(wire(asked, stream=bool(stream)))
         await serving.grammars.bind_format(theirs, "")
         made = await serving.vllm.create_chat_completion(theirs)
         if hasattr(made, "choices"):
@@ -137,6 +150,18 @@ async def vllms(backend: Any, request: ChatRequest, sent: list[Any]) -> dict[str
                 pass
     random = request.seed is None and request.temperature != 0
     return {"core": [known(one) for one in sent], "said": [] if random else said}
+
+
+def wire(asked: ChatRequest, *, stream: bool) -> dict[str, Any]:
+    """The body that asks vLLM's server for the same."""
+    body: dict[str, Any] = {name: getattr(asked, name) for name in SAME if getattr(asked, name) is not None}
+    if asked.continue_answer:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if not asked.logprobs:
+        body.pop("top_logprobs", None)
+    messages = json.loads(json.dumps(asked.messages))
+    body |= {"messages": messages, "stop": list(asked.stop), "max_completion_tokens": asked.max_tokens}
+    return body | {"stream": stream, "request_id": asked.request_id}
 
 
 async def left(engine: Engine, backend: Any) -> list[int]:

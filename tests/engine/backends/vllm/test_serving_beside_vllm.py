@@ -14,7 +14,7 @@ RENDERED_HERE = {
     *("plain", "greedy", "greedy again, longer", "no limit", "seeded", "seeded otherwise", "biased", "stopped"),
     *("penalties", "nucleus", "past its end", "salted", "batch", "conversation", "two", "logprobs"),
 }
-OTHERS = {"header", "named", "many", "parts", "format", "continued"}
+OTHERS = {"header", "named", "many", "parts", "format", "called", "told later", "continued"}
 
 
 @pytest.fixture(scope="module")
