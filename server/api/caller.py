@@ -96,10 +96,15 @@ class Caller(Asker):
         return json_response(answer.whole(result))
 
     def streamed(
-        self, events: TokenEvents | AsyncIterator[bytes], *, failure: Callable[[ApiError], bytes] = failed_event
+        self,
+        events: TokenEvents | AsyncIterator[bytes],
+        *,
+        failure: Callable[[ApiError], bytes] = failed_event,
+        always_event: str | None = None,
     ) -> Response:
-        """Answer with events; `failure` encodes an error that comes after the first."""
-        return StreamedResponse(events, keep_alive_seconds=self.settings.keep_alive_seconds, failure=failure)
+        """Answer with events; `failure` encodes an error that comes after the first, or has this code."""
+        seconds = self.settings.keep_alive_seconds
+        return StreamedResponse(events, keep_alive_seconds=seconds, failure=failure, always_event=always_event)
 
 
 def json_response(answer: Any) -> Response:

@@ -80,10 +80,21 @@ class ImagePart(shared.Strict):
     image_url: ImageUrl
 
 
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 _Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 _Count = Field(min_length=1, max_length=1024)
 _TextContent = Annotated[str | Annotated[list[TextPart], _Count], shared.text_or_array(" of parts")]
 _SeenContent = Annotated[str | Annotated[list[_Part], _Count], shared.text_or_array(" of parts")]
+
+
+def _said(content: Any) -> Any:
+    """Return what a model has said of its parts: without thoughts, and None where nothing is left."""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in _THOUGHTS)]
+    refusals = [isinstance(part, dict) and part.get("type") == "refusal" for part in parts]
+    told = zip(parts, refusals, strict=True)
+    return [{"type": "text", "text": part.get("refusal")} if refused else part for part, refused in told] or None
 
 
 class SystemMessage(shared.Strict):
@@ -117,19 +128,19 @@ class AssistantMessage(shared.Strict):
     """What the model said earlier. `content` may be null when there are `tool_calls`."""
 
     role: Literal["assistant"]
-    content: _TextContent | None = None
+    content: Annotated[_TextContent | None, BeforeValidator(_said)] = None
     reasoning_content: str | None = None
     """What it thought before. Models whose templates keep it, most until the next question, read it again."""
     reasoning: Any = None
     """The same, where it is a text."""
-    tool_calls: Annotated[list[ToolCallMessagePart], Field(min_length=1, max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCallMessagePart], Field(max_length=128)] | None = None
 
 
 class ToolMessage(shared.Strict):
     """A tool's answer to the call `tool_call_id`. Its images are shown to the model after the answers of all tools."""
 
     role: Literal["tool"]
-    content: _SeenContent
+    content: Annotated[_SeenContent, BeforeValidator(lambda content: "" if content in (None, []) else content)]
     tool_call_id: shared.ShortText
 
 
@@ -447,6 +458,8 @@ def _message(message: shared.Strict) -> dict[str, Any]:
         plain["role"] = "system"
     if plain["role"] == "assistant":
         plain.setdefault("content", None)
+        if not plain.get("tool_calls"):
+            plain.pop("tool_calls", None)
         thought = plain.pop("reasoning", None)
         if isinstance(thought, str):
             plain.setdefault("reasoning_content", thought)

@@ -7,6 +7,7 @@ go back under the names that the client sent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -32,6 +33,7 @@ from server.api.chat_request import (
     tool_call,
 )
 from server.api.json_schema import sent_schema
+from server.errors import ApiError
 from server.http.bodies import StrictRoute
 from server.http.disconnect import until_disconnect
 from server.validation import FieldError
@@ -53,6 +55,12 @@ _DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 
+_ELSEWHERE = {
+    *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
+    *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
+    *("mcp_tool_use", "mcp_tool_result", "container_upload", "compaction", "fallback"),
+}
+_TOO_LONG = re.compile(r"context length is (\d+) tokens\. However, your messages come to \D*(\d+) tokens")
 _MAX_INPUT_BYTES = 2**20
 _NOT_EMPTY = Field(min_length=1, max_length=1024)
 _COUNTED = Field(max_length=1024)
@@ -92,7 +100,26 @@ class ImageBlock(schema.Strict):
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
 
 
-_Seen = Annotated[TextPart | ImageBlock, Field(discriminator="type")]
+def _as_text(block: Any) -> Any:
+    """Return a document of text, or what a search for tools has found, as the text that it is."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "tool_reference":
+        return {"type": "text", "text": f"The tool {block.get('tool_name')} is loaded."}
+    if kind != "document":
+        return block
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "text":
+        raise ValueError("is no text: this server does not support PDF input. Send what the document says")
+    return {"type": "text", "text": source.get("data")}
+
+
+def _known(block: Any) -> Any:
+    """Drop what a model elsewhere did by itself, where a conversation goes on here."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    return {"type": "redacted_thinking"} if isinstance(kind, str) and kind in _ELSEWHERE else block
+
+
+_Seen = Annotated[Annotated[TextPart | ImageBlock, Field(discriminator="type")], BeforeValidator(_as_text)]
 
 
 class ToolResultBlock(schema.Strict):
@@ -124,9 +151,12 @@ class RedactedThinkingBlock(schema.Strict):
     type: Literal["redacted_thinking"]
 
 
-_UserBlock = Annotated[TextPart | ImageBlock | ToolResultBlock, Field(discriminator="type")]
+_UserBlock = Annotated[
+    Annotated[TextPart | ImageBlock | ToolResultBlock, Field(discriminator="type")], BeforeValidator(_as_text)
+]
 _AssistantBlock = Annotated[
-    TextPart | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+    Annotated[TextPart | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")],
+    BeforeValidator(_known),
 ]
 Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
 
@@ -274,7 +304,7 @@ async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
 
 def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
     """Translate a body, to answer it or to count its tokens. Raises `ApiError` for what chat does not take."""
-    names = FieldNames({"stop": "stop_sequences", "reasoning_effort": "output_config.effort"})
+    names = _Names({"stop": "stop_sequences", "reasoning_effort": "output_config.effort"})
     messages, continues = _messages(body, names)
     fields: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
     if body.thinking is not None:
@@ -294,6 +324,19 @@ def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldN
     with names.as_sent():
         chat = to_chat_request(checked(ChatCompletionBody, fields), caller)
     return replace(chat, continue_answer=continues), names
+
+
+class _Names(FieldNames):
+    """Names of fields, and the words by which Claude Code knows what to leave out of a conversation."""
+
+    def _renamed(self, error: ApiError) -> ApiError:
+        error = super()._renamed(error)
+        if found := _TOO_LONG.search(error.message):
+            sentence = f"prompt is too long: {found[2]} tokens > {found[1]} maximum. Please shorten the messages."
+            return replace(error, message=sentence)
+        if (error.param or "").endswith(".source"):
+            return replace(error, message=f"Could not process image: {error.message}")
+        return error
 
 
 def _tools(body: CountTokensBody) -> dict[str, Any]:

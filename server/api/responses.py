@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -44,6 +45,15 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
 }
+_MOST_TOOLS = 128
+# What a model elsewhere did by itself, as items of a conversation.
+_ELSEWHERE = {
+    *("web_search_call", "file_search_call", "code_interpreter_call", "computer_call", "computer_call_output"),
+    *("image_generation_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
+    *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output", "mcp_call"),
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "context_compaction"),
+    *("configuration_update", "additional_tools"),
+}
 _THOUGHTS = ("reasoning_text", "text")
 _CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Of each kind of item: how its id begins, what its text is called, and what it has at first.
@@ -61,11 +71,24 @@ _not_in_background = schema.refused(
 
 
 def _typed(item: Any) -> Any:
-    """A message may come without its type; a reference to something stored leads nowhere."""
-    if isinstance(item, dict) and item.get("type") is None:
-        return {**item, "type": "message"} if "role" in item else item
-    if isinstance(item, dict) and item["type"] == "item_reference":
-        raise ValueError("refers to a stored item, but nothing is stored here: send the item itself")
+    """A message may come without its type; a reference to something stored leads nowhere.
+
+    A conversation may have begun with another model: what its own tools did is dropped, or told as functions do.
+    """
+    if not isinstance(item, dict):
+        return item
+    match item.get("type"):
+        case None:
+            return {**item, "type": "message"} if "role" in item else item
+        case "item_reference":
+            raise ValueError("refers to a stored item, but nothing is stored here: send the item itself")
+        case "custom_tool_call":
+            given = msgspec.json.encode({"input": item.get("input")}).decode()
+            return {**item, "type": "function_call", "arguments": given}
+        case "custom_tool_call_output":
+            return {**item, "type": "function_call_output"}
+        case str(kind) if kind in _ELSEWHERE:
+            return {"type": "reasoning"}
     return item
 
 
@@ -110,6 +133,7 @@ class FunctionCallItem(schema.Strict):
     type: Literal["function_call"]
     call_id: schema.ShortText
     name: schema.ShortText
+    namespace: schema.ShortText | None = None
     arguments: str
 
 
@@ -151,9 +175,30 @@ class FunctionTool(schema.Strict):
     strict: bool | None = None
 
 
-_Tool = Annotated[
+_Function = Annotated[
     Annotated[FunctionTool, Tag("callable")] | Annotated[OtherTool, Tag("other")],
     Discriminator(callable_or_other("function")),
+]
+
+
+class NamespaceTool(schema.Strict):
+    """Functions of one server, as Codex offers those of MCP. The model knows them by both names."""
+
+    type: Literal["namespace"]
+    name: schema.FunctionName
+    tools: Annotated[list[_Function], Field(max_length=_MOST_TOOLS, default_factory=list)]
+
+
+def _kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "namespace" if kind == "namespace" else callable_or_other("function")(tool)
+
+
+_Tool = Annotated[
+    Annotated[FunctionTool, Tag("callable")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind),
 ]
 
 
@@ -197,8 +242,8 @@ class ResponseBody(schema.ModelBody):
     """Upper bound on generated tokens, reasoning included. Default: as many as the model allows."""
     temperature: schema.Temperature | None = None
     top_p: schema.TopP | None = None
-    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
-    """Functions. Tools of other types are left out, and the header `x-hearth-ignored` names them."""
+    tools: Annotated[list[_Tool], Field(max_length=_MOST_TOOLS)] | None = None
+    """Functions, alone or in a `namespace`. Others are left out, and the header `x-hearth-ignored` names them."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -230,7 +275,8 @@ async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
     answer, events = _asked(body, caller)
     caller.record.stream = bool(body.stream)
     if body.stream:
-        return caller.streamed(events, failure=answer.failed)
+        # Codex shortens the conversation for this event only, not for a status of 400
+        return caller.streamed(events, failure=answer.failed, always_event="context_length_exceeded")
     return json_response(await until_disconnect(_whole(answer, events), caller.request))
 
 
@@ -266,7 +312,8 @@ async def _whole(answer: ResponseAnswer, events: TokenEvents) -> dict[str, Any]:
 
 def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
     """Return the fields of the chat body that asks for the same. Raises `ApiError` for what no chat message holds."""
-    names |= {f"tools[{index}].function": f"tools[{index}]" for index in range(len(body.tools or ()))}
+    tools = list(_placed_tools(body))
+    names |= {f"tools[{index}].function": place for index, (place, _, _) in enumerate(tools)}
     choice = body.tool_choice
     return {
         "model": body.model,
@@ -274,7 +321,7 @@ def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": [_tool(namespace, tool) for _, namespace, tool in tools],
         "tool_choice": (
             {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
         ),
@@ -286,10 +333,32 @@ def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
     }
 
 
-def _tool(tool: FunctionTool | OtherTool) -> dict[str, Any]:
+def _placed_tools(body: ResponseBody) -> Iterator[tuple[str, str | None, FunctionTool | OtherTool]]:
+    """Yield all tools, each with its place in the body and its namespace; those of the body itself keep their place."""
+    more: list[tuple[str, str | None, FunctionTool | OtherTool]] = []
+    for index, tool in enumerate(body.tools or ()):
+        place = f"tools[{index}]"
+        if not isinstance(tool, NamespaceTool):
+            yield place, None, tool
+        elif tool.tools:
+            first, *others = ((f"{place}.tools[{at}]", tool.name, one) for at, one in enumerate(tool.tools))
+            more += others
+            yield first
+        else:
+            yield place, None, OtherTool(type=tool.type)
+    yield from more
+
+
+def _known_as(namespace: str | None, name: str) -> str:
+    """Return the name by which the model knows a function; vLLM's server makes the same."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _tool(namespace: str | None, tool: FunctionTool | OtherTool) -> dict[str, Any]:
     if isinstance(tool, OtherTool):
         return {"type": tool.word}
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+    said = tool.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "function", "function": {**said, "name": _known_as(namespace, tool.name)}}
 
 
 def _response_format(body: ResponseBody) -> Any:
@@ -379,7 +448,7 @@ def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str
         messages.append({"role": "assistant", "content": None})
     calls = messages[-1].setdefault("tool_calls", [])
     names[f"messages[{len(messages) - 1}].tool_calls[{len(calls)}].function"] = place
-    calls.append(tool_call(call.call_id, call.name, call.arguments))
+    calls.append(tool_call(call.call_id, _known_as(call.namespace, call.name), call.arguments))
 
 
 def _text(content: str | list[Part], where: str) -> str:
@@ -423,6 +492,11 @@ class ResponseAnswer:
         named = {"id": f"resp_{request_id}", "object": "response", "created_at": created, "model": asked.model}
         self._as_asked = named | _as_asked(body)
         self._request_id = request_id
+        self._namespaced = {
+            _known_as(namespace, tool.name): {"name": tool.name, "namespace": namespace}
+            for _, namespace, tool in _placed_tools(body)
+            if namespace is not None and isinstance(tool, FunctionTool)
+        }
         self._sequence_number = 0
         self._items: list[_Item] = []
         self._calls = -1  # the newest call's index
@@ -492,7 +566,8 @@ class ResponseAnswer:
         if piece.index > self._calls:
             self._calls = piece.index
             self._space, self._logprobs = "", []  # of what stood before the call
-            parts = [self._close("completed"), self._open("function_call", call_id=piece.id, name=piece.name)]
+            named = self._namespaced.get(piece.name or "", {"name": piece.name})
+            parts = [self._close("completed"), self._open("function_call", call_id=piece.id, **named)]
         elif piece.index < self._calls or self._items[-1].kind != "function_call":
             raise GenerationError("The model gave up on this answer. Send the request again.")
         if piece.arguments:
@@ -568,7 +643,7 @@ def _as_asked(body: ResponseBody) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
         "tool_choice": tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
-        "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, FunctionTool)],
+        "tools": [tool.model_dump() for tool in body.tools or () if not isinstance(tool, OtherTool)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",

@@ -99,7 +99,7 @@ def described_form(body: type[BaseModel], *, more: dict[str, Any] | None = None,
 
 
 ShortText = Annotated[str, Field(min_length=1, max_length=256)]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]
 RandomSeed = Annotated[int, Field(ge=0, le=INT64_MAX)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]

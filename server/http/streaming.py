@@ -102,7 +102,8 @@ class StreamedResponse(Response):
 
     So a failure before it keeps its HTTP status. If `keep_alive_seconds` pass without an item, the answer opens all the
     same, and a comment goes out in every such interval. `failure` encodes a failure after the start; without it a body
-    that fails is not ended and the connection closed.
+    that fails is not ended and the connection closed. `always_event`: the code of an error that is an event even before
+    the start, since clients look for it there.
     """
 
     def __init__(
@@ -112,12 +113,14 @@ class StreamedResponse(Response):
         media_type: str = "text/event-stream",
         keep_alive_seconds: float | None = None,
         failure: Callable[[ApiError], bytes] | None = error_event,
+        always_event: str | None = None,
     ) -> None:
         super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._keep_alive_seconds = keep_alive_seconds
         self._failure = failure
+        self._always_event = always_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's
         """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
@@ -137,9 +140,10 @@ class StreamedResponse(Response):
             record.status = 499
             return
         except Exception as error:
-            if not body.begun:
+            api_error = to_api_error(error)
+            if not body.begun and api_error.code != self._always_event:
                 raise
-            api_error = to_api_error(error)  # the status is sent: what goes wrong now can only be an event
+            # The status is sent: what goes wrong now can only be an event
             record.refused(api_error)
             if self._failure is None:
                 _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)

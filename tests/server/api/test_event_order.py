@@ -103,3 +103,18 @@ def test_a_response_that_fails_before_its_first_token_begins_all_the_same():
     found = events(answer.failed(ApiError(503, "engine_unavailable", "Try again.")))
     kinds = ["response.created", "response.in_progress", "response.failed"]
     assert [(one["type"], one["sequence_number"]) for one in found] == [(kind, at) for at, kind in enumerate(kinds)]
+
+
+def test_a_function_of_a_namespace_comes_back_under_both_names():
+    """As Codex offers those of MCP."""
+    look = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    offered = [look, {"type": "namespace", "name": "mcp__files", "tools": [look]}]
+    body = ResponseBody.model_validate({"model": "m", "input": "?", "tools": offered})
+    answer = ResponseAnswer(body, ASKED, created=1)
+    pieces = [ToolCallDelta(0, "a", "mcp__files__look", "{}"), ToolCallDelta(1, "b", "look", "{}")]
+    data = answer.start() + answer.step(ChatStep((ChatDelta(0, tool_calls=tuple(pieces)),), Usage(3, 1)))
+    found = events(data + answer.end(Usage(3, 1)))
+    items = [one["item"] for one in found if one["type"] == "response.output_item.done"]
+    assert [(item["name"], item.get("namespace")) for item in items] == [("look", "mcp__files"), ("look", None)]
+    assert found[-1]["response"]["output"] == items
+    assert [tool["name"] for tool in found[-1]["response"]["tools"]] == ["look", "mcp__files"]

@@ -256,10 +256,10 @@ async def test_errors_are_the_clients_own_with_our_message(claude: anthropic.Asy
     with pytest.raises(anthropic.NotFoundError, match="There is no such model") as found:
         await claude.messages.create(**request() | {"model": "no-such"})
     assert found.value.type == "invalid_request_error"
-    with pytest.raises(anthropic.BadRequestError, match="context length"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         await streamed(claude, [{"role": "user", "content": "word " * 40_000}])
     messages = [{"role": "user", "content": f"{CANARY} " * 20_000}]
-    with pytest.raises(anthropic.BadRequestError, match="context length"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         await claude.messages.count_tokens(model=MODEL, messages=messages)
     with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
         await claude.with_options(api_key="hk_wrong").messages.create(**request())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +67,14 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": user({"type": "text"})}, "messages[0].content[0].text", FIELD),
     ({"messages": user({"type": "text", "text": 1})}, "messages[0].content[0].text", VALUE),
     ({"messages": user({"text": "x"})}, "messages[0].content[0].type", FIELD),
-    ({"messages": user({"type": "document", "source": {}})}, "messages[0].content[0].type", VALUE),
+    ({"messages": user({"type": "document", "source": {}})}, "messages[0].content[0]", VALUE),
+    ({"messages": user({"type": "document", "source": {"type": "base64"}})}, "messages[0].content[0]", VALUE),
+    ({"messages": user({"type": "document", "source": {"type": "text"}})}, "messages[0].content[0].text", VALUE),
+    ({"messages": user({"type": "server_tool_use"})}, "messages[0].content[0].type", VALUE),
     ({"messages": user(CALL)}, "messages[0].content[0].type", VALUE),
     ({"messages": [*HELLO, {"role": "assistant", "content": [image(PIXEL)]}]}, "messages[1].content[0].type", VALUE),
     ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}]}, "messages", VALUE),
-    ({"messages": result([{"type": "document"}])}, "messages[2].content[0].content[0].type", VALUE),
+    ({"messages": result([{"type": "document"}])}, "messages[2].content[0].content[0]", VALUE),
     ({"messages": result(7)}, "messages[2].content[0].content", VALUE),
     ({"messages": user({"type": "tool_result"})}, "messages[0].content[0].tool_use_id", FIELD),
     ({"messages": user(image(None))}, "messages[0].content[0].source", VALUE),
@@ -119,6 +123,35 @@ async def test_what_is_refused_names_the_clients_own_field(
         assert_error(response, 400, code, param)
         message = response.json()["error"]["message"]
         assert code != VALUE or f"`{param}`" in message, message
+
+
+async def test_claude_code_finds_the_words_by_which_it_shortens_a_conversation(http: httpx2.AsyncClient):
+    long = await http.post(MESSAGES, json=BASE | {"messages": user({"type": "text", "text": "word " * 40000})})
+    assert_error(long, 400, "context_length_exceeded", "messages")
+    assert re.search(r"prompt is too long: \d+ tokens > \d+ maximum", long.json()["error"]["message"])
+    for content, words in (
+        (image(PIXEL), "Could not process image: "),
+        (
+            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}},
+            "PDF input",
+        ),
+    ):
+        refused = await http.post(MESSAGES, json=BASE | {"messages": user(content)})
+        assert words in refused.json()["error"]["message"]
+
+
+async def test_what_a_model_elsewhere_did_is_no_reason_to_refuse_a_conversation(http: httpx2.AsyncClient):
+    said = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": CANARY}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]},
+        {"type": "text", "text": "It rains."},
+    ]
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Rain."}, "title": "x"}
+    found = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "tool_reference", "tool_name": "look"}]}
+    call = {"type": "tool_use", "id": "c", "name": "find", "input": {}}
+    messages = [*HELLO, {"role": "assistant", "content": [*said, call]}, {"role": "user", "content": [found, plain]}]
+    answer = await http.post(MESSAGES, json=BASE | {"messages": messages})
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("field", ["model", "max_tokens", "messages"])

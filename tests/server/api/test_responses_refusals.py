@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import MODEL, assert_error, assert_well
-from responses_parts import PATH
+from responses_parts import PATH, events_of
 from serving import CANARY
 
 from server.api.responses import ResponseBody
@@ -44,9 +44,11 @@ JSON_SCHEMA = {"type": "json_schema", "name": "x"}
     [
         *each("model", [5, "", None]),
         *each("input", [5, None, [], {CANARY: 1}, [{"type": "reasoning", "id": "x", "summary": []}]]),
+        *each("input", [[{"type": "web_search_call", "id": CANARY}]]),
         *each("input", [[CANARY], [None], [{"type": "item_reference", "id": CANARY}]], "input[0]"),
         *each("input", [[{}], [{"content": CANARY}]], "input[0].type", FIELD),
-        *each("input", [[{"type": CANARY}], [{"type": "web_search_call"}], [{"type": {}}]], "input[0].type"),
+        *each("input", [[{"type": CANARY}], [{"type": {}}]], "input[0].type"),
+        *each("input", [[{"type": "custom_tool_call", "call_id": "a", "input": CANARY}]], "input[0].name", FIELD),
         *each("input", [[{"type": "message", "content": CANARY}]], "input[0].role", FIELD),
         *each("input", [[message(CANARY, CANARY)], [message("x", "tool")]], "input[0].role"),
         *each("input", [[SAID, message(5)], [SAID, message(None)], [SAID, message([])]], "input[1].content"),
@@ -72,7 +74,6 @@ JSON_SCHEMA = {"type": "json_schema", "name": "x"}
             "input[1].output[0]",
             "unsupported_capability",
         ),
-        *each("input", [[message(f"{CANARY} " * 20000)], f"{CANARY} " * 20000], code=CONTEXT),
         *each("input", [[message("x")] * 3000, [message("x")] * 5000]),
         *each("instructions", [5, [SAID]]),
         *each("max_output_tokens", [0, -1, 1.5, True]),
@@ -82,6 +83,19 @@ JSON_SCHEMA = {"type": "json_schema", "name": "x"}
         *each("tools", [[CANARY]], "tools[0]"),
         *each("tools", [CANARY, [TOOLS[0]] * 200]),
         *each("tools", [[{"type": "function"}]], "tools[0].name", FIELD),
+        *each(
+            "tools",
+            [[{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]],
+            "tools[0].tools[0].name",
+            FIELD,
+        ),
+        *each(
+            "tools",
+            [[{"type": "namespace", "name": "n", "tools": [TOOLS[0], {**TOOLS[0], "parameters": {"$ref": "#"}}]}]],
+            "tools[0].tools[1].parameters",
+            "schema_too_complex",
+        ),
+        *each("tools", [[{"type": "namespace", "name": f"{CANARY} !"}]], "tools[0].name"),
         *each("tools", [[{"type": "function", "name": f"{CANARY} !"}]], "tools[0].name"),
         *each("tools", [[{"type": "function", "name": "f", "parameters": CANARY}]], "tools[0].parameters"),
         *each(
@@ -125,10 +139,23 @@ async def test_a_wrong_value_is_refused_under_its_own_name(
         assert other not in response.text
 
 
+@pytest.mark.parametrize("text", [f"{CANARY} " * 20000, [message(f"{CANARY} " * 20000)]])
+async def test_a_conversation_that_is_too_long_is_400_and_streamed_an_event(http: httpx2.AsyncClient, text: Any):
+    """As Codex looks for it."""
+    plain = await http.post(PATH, json=BASE | {"input": text})
+    assert_error(plain, 400, CONTEXT, "input")
+    streamed = await http.post(PATH, json=BASE | {"input": text, "stream": True})
+    assert streamed.status_code == 200
+    created, _, failed = events_of(streamed.text)
+    assert (created["type"], failed["type"]) == ("response.created", "response.failed")
+    assert failed["response"]["error"] == plain.json()["error"]
+    assert CANARY not in streamed.text
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "web_search"}, {"type": "namespace", "name": CANARY, "tools": []}, {"type": CANARY}]},
+        {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}, {"type": CANARY}]},
         {"tools": [{**TOOLS[0], "parameters": {"type": "array", "maxItems": 10**7}}]},
         {"reasoning": {"effort": "xhigh"}},
         {name: None for name in ResponseBody.model_fields if name not in {"model", "input", "max_output_tokens"}},
@@ -138,6 +165,17 @@ async def test_a_wrong_value_is_refused_under_its_own_name(
             "reasoning": {"summary": "auto"},
             "tools": [],
             "background": False,
+        },
+        {
+            "input": [
+                SAID,
+                {"type": "web_search_call", "id": CANARY, "status": "completed", "action": {"query": CANARY}},
+                {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": CANARY},
+                {"type": "custom_tool_call_output", "call_id": "c", "output": CANARY},
+                {"type": "compaction", "encrypted_content": CANARY},
+                {**CALL, "namespace": "mcp__files"},
+                {"type": "function_call_output", "call_id": "a", "output": "x"},
+            ]
         },
         {"stream_options": {"include_obfuscation": False}, "max_tool_calls": 3, "safety_identifier": CANARY},
         {"input": [message("", "assistant"), SAID, CALL, {**CALL, "call_id": "b"}, SAID]},
@@ -157,7 +195,7 @@ async def test_what_is_merely_unusual_is_answered(http: httpx2.AsyncClient, fiel
     assert response.status_code == 200, response.text
     assert response.json()["store"] is False
     ignored = "tools[0].type=web_search, tools[1].type=namespace, tools[2]"
-    assert response.headers.get("x-hearth-ignored") == (ignored if "namespace" in str(fields) else None)
+    assert response.headers.get("x-hearth-ignored") == (ignored if "web_search'" in str(fields) else None)
     assert CANARY not in str(response.json()["tools"])
     await assert_well(http)
 

@@ -302,6 +302,26 @@ async def test_an_unknown_model_is_not_found(http: httpx2.AsyncClient):
         {"messages": called_with("")},
         {"messages": [{"role": "system", "content": CANARY}, *user(CANARY)]},
         {"messages": user("\0\x1b[31m\u2028😀")},
+        {"messages": [*user(), {"role": "assistant", "content": [], "tool_calls": []}, *user()]},
+        {
+            "messages": [
+                *user(),
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": CANARY},
+                        {"type": "reasoning", "text": CANARY},
+                        {"type": "text", "text": "x"},
+                        {"type": "refusal", "refusal": CANARY},
+                    ],
+                },
+                *user(),
+            ]
+        },
+        *(
+            {"messages": [*called_with("{}"), {"role": "tool", "tool_call_id": "a", "content": nothing}]}
+            for nothing in (None, [], "")
+        ),
         {"messages": user(), "n": 8, "temperature": 0},
     ],
     ids=lambda fields: ",".join(fields)[:60],
