@@ -1,8 +1,8 @@
 """The database's schema: the changes that made it, one function each, and how a database gets to the newest.
 
-The way back is a backup. Alembic is imported only when there is something to do. Versions are numbers padded to four
-digits, so that a database from a newer release can be told from a foreign one. A new one: a function at the end of
-`MIGRATIONS`. One that was released is never edited, and takes nothing from schema.py, which moves on.
+The way back is a backup. SQLAlchemy and Alembic are imported only when there is something to do. Versions are numbers
+padded to four digits, so that a database from a newer release can be told from a foreign one. A new one: a function at
+the end of `MIGRATIONS`. One that was released is never edited, and takes nothing from schema.py, which moves on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-
 from server.store import StoreError
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from alembic.operations import Operations
 
 VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's database must not look like ours
@@ -50,6 +49,7 @@ def upgrade(connection: sa.Connection, to: str | None = None) -> None:
 
     Does nothing where it is there already.
     """
+    import sqlalchemy as sa
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
 
@@ -71,6 +71,8 @@ def upgrade(connection: sa.Connection, to: str | None = None) -> None:
 
 def _keys(op: Operations) -> None:
     """API keys."""
+    import sqlalchemy as sa
+
     op.create_table(
         "api_key",
         sa.Column("public_id", sa.String(12), primary_key=True),
@@ -88,6 +90,8 @@ def _keys(op: Operations) -> None:
 
 def _limits_usage_audit(op: Operations) -> None:
     """Limits, notes and successors of keys; buckets, quotas, usage and the audit log."""
+    import sqlalchemy as sa
+
     limits = ("requests_per_minute", "tokens_per_minute", "parallel_requests", "batch_items", "images_per_day")
     counters = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "images", "errors", "aborted")
     with op.batch_alter_table("api_key") as table:
@@ -132,6 +136,8 @@ def _limits_usage_audit(op: Operations) -> None:
 
 def _console_sessions(op: Operations) -> None:
     """Sessions of the page."""
+    import sqlalchemy as sa
+
     op.create_table(
         "console_session",
         sa.Column("id_sha256", sa.LargeBinary(32), primary_key=True),
@@ -146,6 +152,8 @@ def _console_sessions(op: Operations) -> None:
 
 def _batches(op: Operations) -> None:
     """Files, and batches of what stands in them."""
+    import sqlalchemy as sa
+
     moments = (
         *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
         *("cancelling_at", "cancelled_at"),
@@ -192,6 +200,8 @@ def _batches(op: Operations) -> None:
 
 def _replicas(op: Operations) -> None:
     """Servers of one database: what each runs, and the keys that they share."""
+    import sqlalchemy as sa
+
     op.create_table(
         "replica",
         sa.Column("id", sa.String(64), primary_key=True),

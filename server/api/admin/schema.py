@@ -6,18 +6,19 @@ The command line shows and checks the same, without a web framework.
 from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from engine.config import Config
-from engine.config.messages import near_miss
 from server.api.schema import AnyKey, Asked, Iso
 from server.store import KeyFieldError
 from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey
 from server.store.schema import utc_now
 from server.store.usage import GroupBy, UsageRow
 from server.validation import FieldError, iso, moment, past
+
+if TYPE_CHECKING:
+    from engine.config import Config
 
 _GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
 Moment = Annotated[
@@ -178,7 +179,7 @@ def check_scopes(scopes: Iterable[str]) -> None:
         _check_known("scope", "scopes", scope, SCOPES)
 
 
-def check_rights(config: Config, tier: str, models: Iterable[str], *, had: Collection[str] = ()) -> None:
+def check_rights(config: "Config", tier: str, models: Iterable[str], *, had: Collection[str] = ()) -> None:
     """Raise `KeyFieldError` unless the tier is configured and may use each of the models.
 
     A model that the key `had` may be gone from models.yaml.
@@ -199,6 +200,8 @@ def _check_known(kind: str, field: str, given: str, known: Iterable[str]) -> Non
     names = list(known)
     if given in names:
         return
+    from engine.config.messages import near_miss  # most commands do without models.yaml
+
     near = near_miss(given, names)
     meant = f" Did you mean {near!r}?" if near else ""
     shown = repr(given) if len(given) <= 64 and given.isprintable() else "of this name"

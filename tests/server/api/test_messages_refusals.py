@@ -257,9 +257,9 @@ async def test_an_answer_stops_when_its_client_leaves(
     """A schema that wants a long text keeps it busy for seconds."""
     name = f"left-messages-{stream}"
     headers = {"x-api-key": admin_key.text, "Content-Type": "application/json", "X-Request-Id": name}
-    schema = {"type": "object", "properties": {"x": {"type": "string", "minLength": 900}}, "required": ["x"]}
+    schema = {"type": "object", "properties": {"x": {"type": "string", "minLength": 3000}}, "required": ["x"]}
     form = {"type": "json_schema", "schema": schema | {"additionalProperties": False}}
-    long = BASE | {"max_tokens": 1900, "stream": stream, "output_config": {"format": form}}
+    long = BASE | {"max_tokens": 5000, "stream": stream, "output_config": {"format": form}}
     opened = open_socket(server)
     opened.sendall(raw_request("POST", MESSAGES, headers, json.dumps(long).encode()))
     if stream:
