@@ -201,6 +201,8 @@ class TokenStream(Stream[ChatStep]):
                 del self._items[place]
                 self._items.append(joined)
                 return
+            if {delta.index for delta in self._items[place].deltas} & {delta.index for delta in item.deltas}:
+                break  # nothing overtakes what came before it
         self._items.append(item)
         if len(self._items) * _values(item) > _MOST_UNREAD:
             self.fail(_unread())

@@ -100,9 +100,9 @@ class Caller(Asker):
         events: TokenEvents | AsyncIterator[bytes],
         *,
         failure: Callable[[ApiError], bytes] = failed_event,
-        always_event: str | None = None,
+        always_event: Callable[[ApiError], bool] = lambda _: False,
     ) -> Response:
-        """Answer with events; `failure` encodes an error that comes after the first, or has this code."""
+        """Answer with events; `failure` encodes an error that comes after the first, or always is one."""
         seconds = self.settings.keep_alive_seconds
         return StreamedResponse(events, keep_alive_seconds=seconds, failure=failure, always_event=always_event)
 

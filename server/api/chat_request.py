@@ -80,21 +80,36 @@ class ImagePart(shared.Strict):
     image_url: ImageUrl
 
 
-_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 _Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 _Count = Field(min_length=1, max_length=1024)
 _TextContent = Annotated[str | Annotated[list[TextPart], _Count], shared.text_or_array(" of parts")]
 _SeenContent = Annotated[str | Annotated[list[_Part], _Count], shared.text_or_array(" of parts")]
 
 
-def _said(content: Any) -> Any:
-    """Return what a model has said of its parts: without thoughts, and None where nothing is left."""
-    if not isinstance(content, list):
+class RefusalPart(shared.Strict):
+    """What a model said instead of an answer; for us text like any other."""
+
+    type: Literal["refusal"]
+    text: Annotated[str, Field(alias="refusal")]
+
+
+class ThoughtPart(shared.Strict):
+    """What some front ends keep among what was said. Dropped."""
+
+    type: Literal["thinking", "reasoning", "redacted_thinking"]
+
+
+def _said(content: str | list[TextPart | RefusalPart | ThoughtPart]) -> str | list[TextPart] | None:
+    if isinstance(content, str):
         return content
-    parts = [part for part in content if not (isinstance(part, dict) and part.get("type") in _THOUGHTS)]
-    refusals = [isinstance(part, dict) and part.get("type") == "refusal" for part in parts]
-    told = zip(parts, refusals, strict=True)
-    return [{"type": "text", "text": part.get("refusal")} if refused else part for part, refused in told] or None
+    said = [part for part in content if not isinstance(part, ThoughtPart)]
+    return [TextPart(type="text", text=part.text) for part in said] or None
+
+
+_SaidPart = Annotated[TextPart | RefusalPart | ThoughtPart, Field(discriminator="type")]
+_SaidContent = Annotated[
+    str | Annotated[list[_SaidPart], Field(max_length=1024)], shared.text_or_array(" of parts"), AfterValidator(_said)
+]
 
 
 class SystemMessage(shared.Strict):
@@ -128,7 +143,7 @@ class AssistantMessage(shared.Strict):
     """What the model said earlier. `content` may be null when there are `tool_calls`."""
 
     role: Literal["assistant"]
-    content: Annotated[_TextContent | None, BeforeValidator(_said)] = None
+    content: _SaidContent | None = None
     reasoning_content: str | None = None
     """What it thought before. Models whose templates keep it, most until the next question, read it again."""
     reasoning: Any = None

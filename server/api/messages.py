@@ -55,11 +55,13 @@ _DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 
+# What a model elsewhere did by itself, as blocks of a conversation.
 _ELSEWHERE = {
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
     *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
     *("mcp_tool_use", "mcp_tool_result", "container_upload", "compaction", "fallback"),
 }
+# As the engine says it (`prompt_too_long`).
 _TOO_LONG = re.compile(r"context length is (\d+) tokens\. However, your messages come to \D*(\d+) tokens")
 _MAX_INPUT_BYTES = 2**20
 _NOT_EMPTY = Field(min_length=1, max_length=1024)
@@ -103,8 +105,8 @@ class ImageBlock(schema.Strict):
 def _as_text(block: Any) -> Any:
     """Return a document of text, or what a search for tools has found, as the text that it is."""
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind == "tool_reference":
-        return {"type": "text", "text": f"The tool {block.get('tool_name')} is loaded."}
+    if kind == "tool_reference" and isinstance(block.get("tool_name"), str):
+        return {"type": "text", "text": f"The tool {block['tool_name']} is loaded."}
     if kind != "document":
         return block
     source = block.get("source")
@@ -113,7 +115,7 @@ def _as_text(block: Any) -> Any:
     return {"type": "text", "text": source.get("data")}
 
 
-def _known(block: Any) -> Any:
+def _without_foreign(block: Any) -> Any:
     """Drop what a model elsewhere did by itself, where a conversation goes on here."""
     kind = block.get("type") if isinstance(block, dict) else None
     return {"type": "redacted_thinking"} if isinstance(kind, str) and kind in _ELSEWHERE else block
@@ -156,7 +158,7 @@ _UserBlock = Annotated[
 ]
 _AssistantBlock = Annotated[
     Annotated[TextPart | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")],
-    BeforeValidator(_known),
+    BeforeValidator(_without_foreign),
 ]
 Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
 
@@ -455,7 +457,7 @@ class MessageAnswer(Answer):
         self._open: str | None = None  # the type of that block, until it has ended
         self._space = ""  # text that may turn out to be only the space before a tool call
         self._arguments: list[str] | None = None  # of the newest call
-        self._call_index = -1  # its
+        self._call_index = -1  # of the newest call
         self._finish_reason: FinishReason | None = None
         self._stop_text: str | None = None
 

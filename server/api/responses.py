@@ -8,7 +8,7 @@ have shown. One item is open at a time: text after a tool call is a message of i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ from server.api.chat_request import (
     ChatCompletionBody,
     FieldNames,
     OtherTool,
+    RefusalPart,
     TextFormat,
     callable_or_other,
     to_chat_request,
@@ -97,13 +98,6 @@ class ResponseText(schema.Strict):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-
-
-class RefusalPart(schema.Strict):
-    """What a model said instead of an answer; for us text like any other."""
-
-    type: Literal["refusal"]
-    text: Annotated[str, Field(alias="refusal")]
 
 
 class ResponseImage(schema.Strict):
@@ -276,8 +270,13 @@ async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
     caller.record.stream = bool(body.stream)
     if body.stream:
         # Codex shortens the conversation for this event only, not for a status of 400
-        return caller.streamed(events, failure=answer.failed, always_event="context_length_exceeded")
+        return caller.streamed(events, failure=answer.failed, always_event=_is_too_long)
     return json_response(await until_disconnect(_whole(answer, events), caller.request))
+
+
+def _is_too_long(error: ApiError) -> bool:
+    """Whether it is the conversation that is, not the answer that was asked for."""
+    return error.code == "context_length_exceeded" and error.param != "max_output_tokens"
 
 
 async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
@@ -287,6 +286,9 @@ async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
 def _asked(body: ResponseBody, asker: Asker) -> tuple[ResponseAnswer, TokenEvents]:
     names = FieldNames(_NAMES, with_rest=True)
     fields = _chat_fields(body, names)
+    for place, _, tool in _placed_tools(body):
+        if isinstance(tool, OtherTool):
+            asker.record.ignored(place, tool.word)
     with names.as_sent():
         chat = to_chat_request(checked(ChatCompletionBody, fields), asker)
     asker.record.model = chat.model
@@ -312,19 +314,19 @@ async def _whole(answer: ResponseAnswer, events: TokenEvents) -> dict[str, Any]:
 
 def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
     """Return the fields of the chat body that asks for the same. Raises `ApiError` for what no chat message holds."""
-    tools = list(_placed_tools(body))
-    names |= {f"tools[{index}].function": place for index, (place, _, _) in enumerate(tools)}
-    choice = body.tool_choice
+    placed = [
+        (place, namespace, tool) for place, namespace, tool in _placed_tools(body) if isinstance(tool, FunctionTool)
+    ]
+    names |= {f"tools[{index}].function": place for index, (place, _, _) in enumerate(placed)}
+    tools = [_tool(namespace, tool) for _, namespace, tool in placed]
     return {
         "model": body.model,
         "messages": _messages(body, names),
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "tools": [_tool(namespace, tool) for _, namespace, tool in tools],
-        "tool_choice": (
-            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
-        ),
+        "tools": tools,
+        "tool_choice": _tool_choice(body, placed),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body),
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
@@ -334,19 +336,22 @@ def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
 
 
 def _placed_tools(body: ResponseBody) -> Iterator[tuple[str, str | None, FunctionTool | OtherTool]]:
-    """Yield all tools, each with its place in the body and its namespace; those of the body itself keep their place."""
-    more: list[tuple[str, str | None, FunctionTool | OtherTool]] = []
+    """Yield all tools, each with its place in the body and its namespace."""
     for index, tool in enumerate(body.tools or ()):
-        place = f"tools[{index}]"
-        if not isinstance(tool, NamespaceTool):
-            yield place, None, tool
-        elif tool.tools:
-            first, *others = ((f"{place}.tools[{at}]", tool.name, one) for at, one in enumerate(tool.tools))
-            more += others
-            yield first
+        if isinstance(tool, NamespaceTool):
+            yield from ((f"tools[{index}].tools[{at}]", tool.name, one) for at, one in enumerate(tool.tools))
         else:
-            yield place, None, OtherTool(type=tool.type)
-    yield from more
+            yield f"tools[{index}]", None, tool
+
+
+def _tool_choice(body: ResponseBody, placed: Sequence[tuple[str, str | None, FunctionTool]]) -> Any:
+    """Return chat's; a function may be named without its namespace where there is one of this name only."""
+    choice = body.tool_choice
+    if not isinstance(choice, NamedTool):
+        return choice
+    meant = {_known_as(namespace, tool.name) for _, namespace, tool in placed if tool.name == choice.name}
+    name = meant.pop() if len(meant) == 1 else choice.name
+    return {"type": "function", "function": {"name": name}}
 
 
 def _known_as(namespace: str | None, name: str) -> str:
@@ -354,9 +359,7 @@ def _known_as(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-def _tool(namespace: str | None, tool: FunctionTool | OtherTool) -> dict[str, Any]:
-    if isinstance(tool, OtherTool):
-        return {"type": tool.word}
+def _tool(namespace: str | None, tool: FunctionTool) -> dict[str, Any]:
     said = tool.model_dump(exclude={"type"}, exclude_none=True)
     return {"type": "function", "function": {**said, "name": _known_as(namespace, tool.name)}}
 

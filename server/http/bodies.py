@@ -39,7 +39,8 @@ DRAIN_BYTES = 64 * 2**20
 LONGEST_NAME = 64  # of a field, in an error: the client chose it
 _MOST_FORM_PARTS = 64
 _LONGEST_BOUNDARY_BYTES = 200
-HELD = "hearth.held"  # in a request's scope: counts its body, and once it has come gives it back
+_HELD = "hearth.held"  # in a request's scope: counts its body
+GIVE_BACK = "hearth.give_back"  # likewise: ends that, once the body has come
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
 
 Form = list[tuple[str, bytes]]
@@ -56,9 +57,9 @@ class StrictRoute(APIRoute):
         async def strict_handler(request: Request) -> Response:
             _check_scope(self, request)
             _check_content_type(request.scope)
-            held = request.scope[HELD]
+            held = request.scope[_HELD]
             body = await read_body(request, held)
-            request.scope[HELD] = partial(held, -len(body))  # from now on: gives it back
+            request.scope[GIVE_BACK] = partial(held, -len(body))
             # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
             request._body = body  # noqa: SLF001
             if len(body) <= _LARGE_BODY_BYTES:
@@ -77,7 +78,7 @@ class StrictRoute(APIRoute):
         if self.body_field is None:
             await super().handle(scope, receive, send)
             return
-        with scope["app"].state.bodies.held_for(scope["state"]["record"].key) as scope[HELD]:
+        with scope["app"].state.bodies.held_for(scope["state"]["record"].key) as scope[_HELD]:
             await super().handle(scope, receive, send)
 
 
@@ -109,16 +110,16 @@ class Bodies:
             nonlocal held
             held += size
             self._bytes[owner] += size
-            if size > 0 and self._bytes.total() > self._most_bytes < self._bytes[owner] * len(self._bytes):
+            if not self._bytes[owner]:
+                del self._bytes[owner]
+            elif size > 0 and self._bytes.total() > self._most_bytes < self._bytes[owner] * len(self._bytes):
                 sentence = "Too many large request bodies are in memory here. Send fewer at the same time."
                 raise overloaded(sentence, limit="bodies_in_memory")
 
         try:
             yield add
         finally:
-            self._bytes[owner] -= held
-            if not self._bytes[owner]:
-                del self._bytes[owner]
+            add(-held)
 
 
 def _check_content_type(scope: Scope) -> None:

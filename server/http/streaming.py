@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine import ChatStep, Usage
 from engine.stream import TokenStream
 from server.errors import ApiError, to_api_error
-from server.http.bodies import HELD
+from server.http.bodies import GIVE_BACK
 from server.http.disconnect import CancelOnDisconnect, ClientDisconnectedError
 from server.http.protocol import Connection
 from server.observability.access_log import RequestRecord
@@ -102,8 +102,8 @@ class StreamedResponse(Response):
 
     So a failure before it keeps its HTTP status. If `keep_alive_seconds` pass without an item, the answer opens all the
     same, and a comment goes out in every such interval. `failure` encodes a failure after the start; without it a body
-    that fails is not ended and the connection closed. `always_event`: the code of an error that is an event even before
-    the start, since clients look for it there.
+    that fails is not ended and the connection closed. `always_event`: whether an error is an event even before the
+    start, since clients look for it there.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class StreamedResponse(Response):
         media_type: str = "text/event-stream",
         keep_alive_seconds: float | None = None,
         failure: Callable[[ApiError], bytes] | None = error_event,
-        always_event: str | None = None,
+        always_event: Callable[[ApiError], bool] = lambda _: False,
     ) -> None:
         super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
@@ -133,17 +133,16 @@ class StreamedResponse(Response):
         last = b""
         try:
             async with CancelOnDisconnect(scope), _keep_alive(body, self._keep_alive_seconds):
-                await self._pump(body, scope.pop(HELD, None))
+                await self._pump(body, scope.pop(GIVE_BACK, None))
         except ClientDisconnectedError:
             if not body.begun:
                 raise
             record.status = 499
             return
         except Exception as error:
-            api_error = to_api_error(error)
-            if not body.begun and api_error.code != self._always_event:
+            if not body.begun and not (isinstance(error, ApiError) and self._always_event(error)):
                 raise
-            # The status is sent: what goes wrong now can only be an event
+            api_error = to_api_error(error)  # the status is sent: what goes wrong now can only be an event
             record.refused(api_error)
             if self._failure is None:
                 _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)

@@ -41,6 +41,7 @@ class RequestRecord:
     status: int | None = None
     path: str | None = None  # where no route matched
     error_code: str | None = None
+    error_status: int | None = None  # that goes with the code, also where the answer has begun with 200; not logged
     param: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -57,7 +58,8 @@ class RequestRecord:
 
     def refused(self, error: ApiError) -> None:
         """Note the error that is the answer, or ends it. Of `param`, a field's path, only words of our own are kept."""
-        self.error_code, self.param = error.code, error.limit or own_path(error.param)
+        self.error_code, self.error_status = error.code, error.status
+        self.param = error.limit or own_path(error.param)
         self.model = error.model or self.model
 
     def routed(self, route: str | None, path: str) -> None:
@@ -104,7 +106,7 @@ class RequestRecord:
         return msgspec.json.encode(line).decode()
 
 
-_NOT_LOGGED = frozenset({"started", "queued_at", "dispatched_at", "headers"})
+_NOT_LOGGED = frozenset({"started", "error_status", "queued_at", "dispatched_at", "headers"})
 _LOGGED = tuple(name for name in RequestRecord.__slots__ if name not in _NOT_LOGGED)
 _values_of = attrgetter(*_LOGGED)
 

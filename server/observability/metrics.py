@@ -127,7 +127,7 @@ class Metrics:
         method = record.method if record.method in METHODS else _NONE
         self._requests.labels(method, route, record.status, model).inc()
         self._durations.labels(route, model).observe(record.seconds())
-        refused = record.error_code is not None and 400 <= (record.status or 0) < 500
+        refused = record.error_code is not None and 400 <= (record.error_status or record.status or 0) < 500
         failed = record.error_code is not None and not refused
         self.last_requests.add("", Answered(1, int(refused), int(failed)))
         if record.time_to_first_token_seconds is not None:

@@ -192,7 +192,7 @@ def _name(attributes: dict[str, Any]) -> str:
 
 def _failed(record: RequestRecord) -> bool:
     """Whether the server failed: with its status, or after it. What a client did wrong is no error of the server."""
-    status = record.status or 0
+    status = record.error_status or record.status or 0
     return status >= 500 or (status < 400 and record.error_code is not None)
 
 

@@ -161,3 +161,23 @@ async def test_what_is_not_read_and_cannot_be_joined_ends_its_answer():
     for number in range(100_000):
         read.put(step("a", number))
     assert not read.finished
+
+
+async def test_unread_steps_of_several_choices_are_joined_by_choice_and_never_overtake():
+    stream = TokenStream()
+    for count in range(40):
+        stream.put(ChatStep((ChatDelta(count % 4, str(count % 4)),), Usage(3, count + 1)))
+    read = [await anext(stream) for _ in range(4)]
+    assert sorted((one.deltas[0].index, one.deltas[0].content) for one in read) == [(n, str(n) * 10) for n in range(4)]
+    assert [one.usage.completion_tokens for one in read] == [37, 38, 39, 40]
+    call = ToolCallDelta(0, "a", "look", "{}")
+    stream.put(step("Let me see.", 41))
+    stream.put(step("", 42, tool_calls=(call,)))
+    stream.put(step("", 43, finish_reason="tool_calls"))
+    stream.finish()
+    last = [one.deltas[0] async for one in stream]
+    assert [(one.content, one.tool_calls, one.finish_reason) for one in last] == [
+        ("Let me see.", (), None),
+        ("", (call,), None),
+        ("", (), "tool_calls"),
+    ]

@@ -144,7 +144,9 @@ class CallStream:
         while calls:
             passed += [call for call in calls if call.index <= self._newest]
             calls = [call for call in calls if call.index > self._newest]
-            following = min((call.index for call in calls), default=-1)
+            if not calls:
+                break
+            following = min(call.index for call in calls)
             is_next = following == self._newest + 1 and (self._newest < 0 or _is_json(self.calls[self._newest][1]))
             if not (ended or is_next):
                 break

@@ -254,12 +254,13 @@ def _with(whole: Any, place: tuple[Any, ...], value: Any) -> Any:
 async def test_an_answer_stops_when_its_client_leaves(
     server: Server, admin_key: Key, http: httpx2.AsyncClient, *, stream: bool
 ):
-    """A schema that wants a long text keeps it busy for seconds."""
+    """A schema that wants long texts keeps it busy for seconds."""
     name = f"left-messages-{stream}"
     headers = {"x-api-key": admin_key.text, "Content-Type": "application/json", "X-Request-Id": name}
-    schema = {"type": "object", "properties": {"x": {"type": "string", "minLength": 3000}}, "required": ["x"]}
+    long_text, names = {"type": "string", "minLength": 900}, list("abcdefgh")
+    schema = {"type": "object", "properties": dict.fromkeys(names, long_text), "required": names}
     form = {"type": "json_schema", "schema": schema | {"additionalProperties": False}}
-    long = BASE | {"max_tokens": 5000, "stream": stream, "output_config": {"format": form}}
+    long = BASE | {"max_tokens": 8000, "stream": stream, "output_config": {"format": form}}
     opened = open_socket(server)
     opened.sendall(raw_request("POST", MESSAGES, headers, json.dumps(long).encode()))
     if stream:

@@ -155,7 +155,18 @@ async def test_a_conversation_that_is_too_long_is_400_and_streamed_an_event(http
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}, {"type": CANARY}]},
+        {
+            "tools": [
+                {"type": "web_search"},
+                {"type": "namespace", "name": "n", "tools": []},
+                {"type": "namespace", "name": "m", "tools": [TOOLS[0], {"type": "custom"}]},
+                {"type": CANARY},
+            ]
+        },
+        {
+            "tools": [{"type": "namespace", "name": "n", "tools": TOOLS}],
+            "tool_choice": {"type": "function", "name": "get_weather"},
+        },
         {"tools": [{**TOOLS[0], "parameters": {"type": "array", "maxItems": 10**7}}]},
         {"reasoning": {"effort": "xhigh"}},
         {name: None for name in ResponseBody.model_fields if name not in {"model", "input", "max_output_tokens"}},
@@ -194,7 +205,7 @@ async def test_what_is_merely_unusual_is_answered(http: httpx2.AsyncClient, fiel
     response = await http.post(PATH, json=BASE | fields)
     assert response.status_code == 200, response.text
     assert response.json()["store"] is False
-    ignored = "tools[0].type=web_search, tools[1].type=namespace, tools[2]"
+    ignored = "tools[0].type=web_search, tools[2].tools[1].type=custom, tools[3]"
     assert response.headers.get("x-hearth-ignored") == (ignored if "web_search'" in str(fields) else None)
     assert CANARY not in str(response.json()["tools"])
     await assert_well(http)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_a_key_with_its_share_is_refused_and_another_one_is_not():
                 one(2 * MIB)
     with bodies.held_for("many") as many:  # all of it was given back
         many(10 * MIB)
+
+
+def test_who_has_given_everything_back_takes_no_share_of_others():
+    bodies = Bodies(100)
+    with ExitStack() as stack:
+        for number in range(20):
+            add = stack.enter_context(bodies.held_for(f"idle {number}"))
+            add(1)
+            add(-1)
+        stack.enter_context(bodies.held_for("large"))(95)
+        stack.enter_context(bodies.held_for("small"))(6)
 
 
 async def test_a_body_that_drips_has_an_end():

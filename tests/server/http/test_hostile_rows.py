@@ -122,7 +122,7 @@ async def test_only_utf_8_is_read(http: httpx2.AsyncClient, encoding: str) -> No
         assert response.status_code < 500
 
 
-@pytest.mark.parametrize("name", ["get\0weather", "get_weather\n", "gét", "", "x" * 65, "../x", "a b"])
+@pytest.mark.parametrize("name", ["get\0weather", "get_weather\n", "gét", "", "x" * 129, "../x", "a b"])
 async def test_names_hold_letters_digits_and_little_else(http: httpx2.AsyncClient, name: str) -> None:
     tools = [{"type": "function", "function": {"name": name}}]
     assert_error(await http.post(CHAT, json=BASE | {"tools": tools}), 400, "invalid_value", "tools[0].function.name")
