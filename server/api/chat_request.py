@@ -201,12 +201,17 @@ class OtherTool(shared.Strict):
         return word if word in _KNOWN_TOOLS else "other"
 
 
-def callable_or_other(callable_type: str) -> Callable[[Any], str]:
-    """Make a discriminator with the tags `callable` (also of what has no type, or is no tool) and `other`."""
+def callable_or_other(callable_type: str, *more: str) -> Callable[[Any], str]:
+    """Make a discriminator with the tags `callable` (also of what has no type, or is no tool) and `other`.
+
+    The types in `more` are tags of their own.
+    """
 
     def tag(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return "other" if isinstance(kind, str) and kind != callable_type else "callable"
+        if not isinstance(kind, str) or kind == callable_type:
+            return "callable"
+        return kind if kind in more else "other"
 
     return tag
 

@@ -183,16 +183,11 @@ class NamespaceTool(schema.Strict):
     tools: Annotated[list[_Function], Field(max_length=_MOST_TOOLS, default_factory=list)]
 
 
-def _kind(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "namespace" if kind == "namespace" else callable_or_other("function")(tool)
-
-
 _Tool = Annotated[
     Annotated[FunctionTool, Tag("callable")]
     | Annotated[NamespaceTool, Tag("namespace")]
     | Annotated[OtherTool, Tag("other")],
-    Discriminator(_kind),
+    Discriminator(callable_or_other("function", "namespace")),
 ]
 
 
