@@ -23,7 +23,7 @@ async def line_of(server: Server, request_id: str) -> dict[str, Any]:
         lines[:] = [line for line in server.access_lines() if line["request_id"] == request_id]
         return bool(lines)
 
-    await async_poll_until(logged, 2)
+    await async_poll_until(logged, 5)
     return lines[0]
 
 

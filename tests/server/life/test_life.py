@@ -153,7 +153,7 @@ async def test_killed_engine_ends_its_streams_and_comes_back_while_the_other_mod
         killed_at = time.monotonic()
         engines[spared].resume()
         engines[killed].kill()
-        await async_poll_until(lambda: ready(own_server)["code"] == 503, 2)
+        await async_poll_until(lambda: ready(own_server)["code"] == 503, 5)
         states = ready(own_server)["models"]
         assert {model: state["restarts"] for model, state in states.items()} == {killed: 1, spared: 0}
 
@@ -239,7 +239,7 @@ async def _drain_to_the_end(own_server: Server) -> None:
         await stream.started.wait()
         # To the whole group, as `timeout` and service supervisors do: engines must not take it for theirs.
         os.killpg(own_server.pid, signal.SIGTERM)
-        await async_poll_until(lambda: ready(own_server)["status"] == "draining", 2)
+        await async_poll_until(lambda: ready(own_server)["status"] == "draining", 5)
         with pytest.raises(openai.InternalServerError) as refused:
             await client.chat.completions.create(model="service-plus", **SHORT)  # type: ignore[call-overload]
         assert refused.value.code == "server_overloaded"
@@ -266,7 +266,7 @@ async def test_answers_that_outlast_the_drain_end_with_an_error(tmp_path: Path, 
             silent.sendall(raw_request("POST", "/v1/chat/completions", _headers(server), b"{" * 100)[:-50])
             os.killpg(server.pid, signal.SIGINT if twice else signal.SIGTERM)
             if twice:
-                await async_poll_until(lambda: ready(server)["status"] == "draining", 2)
+                await async_poll_until(lambda: ready(server)["status"] == "draining", 5)
                 os.kill(server.pid, signal.SIGTERM)
             outcomes = await asyncio.gather(*(stream.task for stream in streams))
             assert all("shutting down" in str(outcome) for outcome in outcomes)

@@ -1,6 +1,7 @@
 """Two engines of one model behind its name: both answer, a key stays with one, and one goes on without the other."""
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -98,10 +99,29 @@ async def test_requests_of_one_key_stay_with_one_engine_until_it_has_clearly_mor
     for _ in range(5):
         await answers(client, 1)
     assert sorted(await counted(client, 7)) == [1, 6]
-    await answers(client, 40)
-    together = await counted(client, 47)
-    assert sum(together) == 47
-    assert min(together) >= 15
+    with suspended(state["pids"]):  # none is answered before all have been given an engine
+        asking = asyncio.create_task(answers(client, 40))
+        await until(twins, lambda engines: sum(map(load, engines)) == 40)
+        loads = sorted(map(load, model(twins)["engines"]))
+    assert loads == [18, 22]
+    await asking
+    assert sorted(await counted(client, 47)) == [19, 28]
+
+
+def load(engine: dict[str, Any]) -> int:
+    return int(engine["running"] + engine["waiting"])
+
+
+@contextlib.contextmanager
+def suspended(pids: list[int]) -> Iterator[None]:
+    processes = [psutil.Process(pid) for pid in pids]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 async def test_an_engine_is_no_model_of_its_own(client: httpx2.AsyncClient):

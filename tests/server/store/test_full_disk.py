@@ -76,7 +76,7 @@ def test_a_full_disk_is_named_while_it_lasts_and_costs_two_lines(folder: Path) -
         fill(ballast, _SPARE_BYTES // 2)  # a page could be written, and no more for long
         for _ in range(3):
             assert speaks()
-            poll_until(lambda: degraded() is not None, 1)
+            poll_until(lambda: degraded() is not None, 5)
         ballast.unlink()
         poll_until(lambda: degraded() is None, BACK_SECONDS, describe=server.log)
         server.make_key("after", tier="standard")
