@@ -373,7 +373,7 @@ class ChatCompletionBody(SampledBody):
     logprobs: bool | None = None
     top_logprobs: shared.TopLogprobs | None = None
     """Needs `logprobs: true`."""
-    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=shared.MOST_TOOLS)] | None = None
     """Functions. Tools of other types are left out, and the header `x-hearth-ignored` names them."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None

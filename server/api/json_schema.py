@@ -17,7 +17,7 @@ import msgspec
 from pydantic import ValidationInfo
 
 _MAX_BYTES = 64 * 2**10
-_MAX_PROPERTIES = 256
+_MAX_PROPERTIES = 1024
 _MAX_REPEATS = 1000
 _MAX_PATTERN_SIZE = 2000
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -52,8 +52,8 @@ def object_schema(schema: Any, *, strict: bool = True, otherwise: str = "leave `
 
     Bounds and patterns that are too large are refused if `strict`, and else left out of the schema that is returned.
     `otherwise` is what a client may do about a refusal, besides changing the schema.
-    Measured with xgrammar on a CPU: 3000 properties or `minItems: 10000000` compile for more than 20 s and
-    nothing stops them; a schema that is its own `$ref` kills the request in the engine.
+    Measured with xgrammar on a CPU: 1024 optional properties compile for 14 s (512: 3 s), required ones for 0.2 s,
+    `minItems: 10000000` for more than 20 s. Nothing stops it there; a schema that is its own `$ref` kills the request.
     """
     if not isinstance(schema, dict):
         raise ValueError("must be an object")  # noqa: TRY004  # pydantic makes a finding of a ValueError only

@@ -244,7 +244,7 @@ class CountTokensBody(schema.Strict):
     """An id from `GET /v1/models`."""
     messages: Annotated[list[_Turn], Field(min_length=1, max_length=schema.MAX_MESSAGES)]
     system: Annotated[str | Annotated[list[TextPart], _COUNTED], _STRING_OR_BLOCKS] | None = None
-    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=schema.MOST_TOOLS)] | None = None
     """Those with an `input_schema`. Others are left out, and the header `x-hearth-ignored` names them."""
     tool_choice: Annotated[FreeToolChoice | MessageToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None

@@ -46,7 +46,6 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
 }
-_MOST_TOOLS = 128
 # What a model elsewhere did by itself, as items of a conversation.
 _ELSEWHERE = {
     *("web_search_call", "file_search_call", "code_interpreter_call", "computer_call", "computer_call_output"),
@@ -180,7 +179,7 @@ class NamespaceTool(schema.Strict):
 
     type: Literal["namespace"]
     name: schema.FunctionName
-    tools: Annotated[list[_Function], Field(max_length=_MOST_TOOLS, default_factory=list)]
+    tools: Annotated[list[_Function], Field(max_length=schema.MOST_TOOLS, default_factory=list)]
 
 
 _Tool = Annotated[
@@ -231,7 +230,7 @@ class ResponseBody(schema.ModelBody):
     """Upper bound on generated tokens, reasoning included. Default: as many as the model allows."""
     temperature: schema.Temperature | None = None
     top_p: schema.TopP | None = None
-    tools: Annotated[list[_Tool], Field(max_length=_MOST_TOOLS)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=schema.MOST_TOOLS)] | None = None
     """Functions, alone or in a `namespace`. Others are left out, and the header `x-hearth-ignored` names them."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

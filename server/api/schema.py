@@ -18,6 +18,7 @@ Iso = Annotated[str | None, BeforeValidator(iso)]
 _T = TypeVar("_T")
 MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
 INT64_MAX = 2**63 - 1
+MOST_TOOLS = 512  # agents with several MCP servers send over 128
 MAX_TOKENS = 2**18  # each is looked at; no context is longer
 
 

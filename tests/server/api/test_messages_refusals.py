@@ -94,7 +94,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema", FIELD),
     ({"tools": [TOOL | {"input_schema": None}]}, "tools[0].input_schema", VALUE),
     ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name", VALUE),
-    ({"tools": [TOOL] * 129}, "tools", VALUE),
+    ({"tools": [TOOL] * 513}, "tools", VALUE),
     ({"tool_choice": {"type": "any"}}, "tool_choice", VALUE),
     ({"tool_choice": "auto"}, "tool_choice", VALUE),
     ({"tool_choice": {"type": "required"}}, "tool_choice.type", VALUE),
@@ -161,7 +161,7 @@ async def test_what_is_missing_is_named(http: httpx2.AsyncClient, field: str):
 
 
 async def test_a_schema_that_is_too_large_is_refused(http: httpx2.AsyncClient):
-    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(300)}}
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(1100)}}
     response = await http.post(MESSAGES, json=BASE | {"tools": [TOOL | {"input_schema": schema}]})
     assert_error(response, 400, "schema_too_complex", "tools[0].input_schema")
 

@@ -214,7 +214,7 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
             code="unsupported_capability",
             param="messages[0].content[1]",
         ),
-        *each("tools", [CANARY, [TOOL] * 129]),
+        *each("tools", [CANARY, [TOOL] * 513]),
         *each("tools", [[CANARY]], param="tools[0]"),
         *each("tools", [[TOOL, {"type": 5}]], param="tools[1].type"),
         *each("tools", [[{"type": "function"}]], param="tools[0].function", code=FIELD),

@@ -16,8 +16,8 @@ def properties(count: int) -> dict[str, Any]:
     ("schema", "complaint"),
     [
         ({"enum": ["x" * 20] * 5000}, "64 KiB"),
-        ({"properties": properties(257)}, "256 properties"),
-        ({"items": {"properties": {**properties(200), "p0": {"properties": properties(57)}}}}, "256 properties"),
+        ({"properties": properties(1025)}, "1024 properties"),
+        ({"items": {"properties": {**properties(1000), "p0": {"properties": properties(25)}}}}, "1024 properties"),
         ({"type": "array", "minItems": 10**7}, "at most 1000"),
         ({"type": "array", "maxItems": 1e7}, "at most 1000"),
         ({"anyOf": [{"type": "string", "maxLength": 1001}]}, "at most 1000"),
@@ -54,7 +54,7 @@ def test_a_schema_beyond_the_limits_is_refused(schema: dict[str, Any], complaint
     "schema",
     [
         {},
-        {"properties": properties(256)},
+        {"properties": properties(1024)},
         {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}},
         {"$defs": {"a/b": {"type": "string"}}, "anyOf": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/a~1b"}]},
         {"$ref": "#/nowhere/0/x"},
