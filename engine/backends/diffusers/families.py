@@ -252,7 +252,7 @@ class StableDiffusionXL(Adapter):
                 parts[-1] = longer
             else:
                 parts.append(piece)
-        return parts
+        return parts or [""]  # of characters that are white space here, and not to CLIP
 
     def kind(self, state: Denoising) -> Hashable:
         """Prompts of as many parts share a call: padding would change the pictures."""

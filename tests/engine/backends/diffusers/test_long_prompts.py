@@ -96,3 +96,11 @@ def test_what_is_longer_is_refused_with_both_numbers(folder: Callable[[str], Pat
     made = studio(folder("z_image"), "z-image-turbo")
     with pytest.raises(RequestError, match=r"prompt has \d+ tokens, and this model reads at most 3072"):
         made.submit(1, AMHARIC + AMHARIC)
+
+
+def test_sdxl_reads_nothing_where_there_is_only_white_space_that_clip_takes_for_words(folder: Callable[[str], Path]):
+    studio = Studio(folder("sdxl"), {"guidance_scale": 4.0, "negative_prompt": True})
+    studio.submit(1, "\x1c" * 100, negative_prompt="\x1d" * 100)
+    studio.submit(2, "", negative_prompt=" ")
+    studio.run()
+    assert studio.file(1) == studio.file(2)
