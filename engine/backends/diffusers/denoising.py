@@ -127,8 +127,6 @@ class Adapter:
     It must make the pipeline's own pictures: tests/engine/backends/diffusers/test_diffusers_golden.py compares them.
     """
 
-    mixes_sizes = False
-    """Whether one call of the model takes images of different sizes."""
     guided_above = 1.0
     packing = 1
     """How many of the VAE's latents are one of the transformer's."""

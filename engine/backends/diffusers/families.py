@@ -313,9 +313,8 @@ class StableDiffusionXL(Adapter):
 
 
 class ZImage(Adapter):
-    """One call of its transformer takes images of different sizes and prompts of different lengths."""
+    """One call of its transformer takes prompts of different lengths."""
 
-    mixes_sizes = True
     guided_above = 0.0
     noise_dtype = torch.float32
 

@@ -241,7 +241,7 @@ class StepService(ImageService):
         self._stepper = adapter
 
     def _kind(self, running: Running) -> Hashable:
-        return None if self._stepper.mixes_sizes else running.edge
+        return running.edge
 
     def _run(self, group: list[Running]) -> None:
         self._advance(self._stepper, group)

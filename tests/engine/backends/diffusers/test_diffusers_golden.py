@@ -104,15 +104,6 @@ def test_long_and_short_prompts_of_sdxl_share_a_batch_and_whole_requests_agree(p
     assert apart(together[1], by_pipeline(pipe, images[1])) <= CLOSE
 
 
-def test_z_image_takes_sizes_together(pipeline: Callable[[str], Any]):
-    images = [
-        Image(OURS, 5, 5, 0.0),
-        Image("fog", 6, 4, 0.0, edge=128, joins=1),
-        Image("a lamp", 7, 3, 0.0, edge=192, joins=2),
-    ]
-    check(pipeline("z_image"), images)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tiny_pipelines_see_what_they_are_given(family: str, pipeline: Callable[[str], Any]):
     """Otherwise the comparisons above would prove nothing."""

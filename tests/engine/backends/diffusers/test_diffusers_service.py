@@ -129,6 +129,18 @@ def test_no_more_images_share_a_step_than_there_is_room_for(by_steps: Studio):
     assert [len(by_steps.steps(number)) for number in range(3)] == [1, 1, 0]
 
 
+def test_sizes_take_turns_since_a_small_image_in_the_step_of_a_large_one_costs_as_much(folders: Callable[[str], Path]):
+    batch = {"256x256": 4, "512x512": 4, "1024x1024": 2}
+    studio = Studio(folders("z_image"), {"max_batch": batch})
+    studio.submit(1, size=1024)
+    studio.submit(2)
+    studio.submit(3, size=512)  # drawn as large as the one before
+    studio.service.step()
+    assert [len(studio.steps(number)) for number in (1, 2, 3)] == [1, 0, 0]
+    studio.service.step()
+    assert [len(studio.steps(number)) for number in (1, 2, 3)] == [1, 1, 1]
+
+
 def test_requests_are_joined_up_to_the_room_there_is_if_they_agree(by_requests: Studio):
     by_requests.submit(1)
     by_requests.submit(2, quality="hd")
