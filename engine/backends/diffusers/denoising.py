@@ -70,7 +70,8 @@ class Denoising:
 
     def advance(self, prediction: Any) -> None:
         scheduler = self.scheduler
-        more = {"generator": self.generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        taken = inspect.signature(scheduler.step).parameters  # given as the pipelines do
+        more = {name: value for name, value in (("generator", self.generator), ("eta", 0.0)) if name in taken}
         # Predictions of flow matching are velocities from image to noise, so that x0 = x - sigma * v.
         sigma = scheduler.sigmas[self.first + self.steps_done] if flows(scheduler) else None
         outlook = None if sigma is None else self.latents - sigma * prediction

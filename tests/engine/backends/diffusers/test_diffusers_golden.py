@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import TCDScheduler
 from golden_parts import CLOSE, OURS, Image, Pipelines, apart, by_steps, guidance_of, guided
 
 from engine.backends.diffusers.denoising import seeded
@@ -102,6 +103,14 @@ def test_long_and_short_prompts_of_sdxl_share_a_batch_and_whole_requests_agree(p
         assert apart(made, by_steps(pipe, [image])[0]) <= CLOSE
     assert apart(together[0], by_steps(pipe, [Image(LATIN[:500], 5, 3, 4.0)])[0]) > CLOSE, "the end of it counts"
     assert apart(together[1], by_pipeline(pipe, images[1])) <= CLOSE
+
+
+def test_a_scheduler_that_adds_noise_of_its_own_is_told_as_much_as_by_the_pipeline(pipeline: Callable[[str], Any]):
+    pipe = pipeline("sdxl")
+    usual = pipe.scheduler
+    pipe.scheduler = TCDScheduler.from_config(usual.config)
+    check(pipe, [Image(OURS, 5, 6, 4.0), Image("fog", 6, 5, 4.0, joins=1)])
+    pipe.scheduler = usual
 
 
 @pytest.mark.parametrize("family", FAMILIES)
