@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_pipelines import save
 
 from engine import LoadError
@@ -81,6 +82,16 @@ def test_a_pipeline_in_order_is_loaded_in_full_precision_on_a_cpu(folder: Path):
     pipe = load(folder, DEMO)
     assert (type(pipe).__name__, pipe.device.type) == ("ZImagePipeline", "cpu")
     assert {str(parameter.dtype) for parameter in pipe.transformer.parameters()} == {"torch.float32"}
+
+
+def test_with_tiling_a_large_image_is_decoded_in_tiles_also_where_the_vae_was_made_for_its_size(folder: Path):
+    change_json(folder / "vae/config.json", sample_size=1024)
+    vae = load(folder, profile_named("demo", {"vae_tiling": True})).vae
+    decoded: list[int] = []
+    vae.decoder.register_forward_hook(lambda _module, _latents, pixels: decoded.append(pixels.shape[-1]))
+    with torch.inference_mode():
+        assert vae.decode(torch.zeros(1, 16, 128, 128), return_dict=False)[0].shape[-2:] == (1024, 1024)
+    assert max(decoded) == 512
 
 
 def test_of_every_pipeline_that_is_loaded_something_is_known():
