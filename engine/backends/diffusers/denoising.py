@@ -161,7 +161,7 @@ class Adapter:
         scheduler.set_timesteps(device=self.device, **self.schedule(noise, steps))
         state = Denoising(edge, guidance, noise, scheduler, generator, positive, negative)
         if job.edit is not None and picture is not None:
-            self._begin_with(state, picture.to(noise), job.edit)
+            self._begin_with(state, picture.to(noise), job.edit, steps)
         else:
             if hasattr(scheduler, "set_begin_index"):
                 scheduler.set_begin_index(0)
@@ -169,10 +169,10 @@ class Adapter:
                 state.latents = noise * scheduler.init_noise_sigma
         return state
 
-    def _begin_with(self, state: Denoising, picture: Any, edit: Edit) -> None:
+    def _begin_with(self, state: Denoising, picture: Any, edit: Edit, steps: int) -> None:
         """Put the picture under the noise, and leave out the steps that would only have made it."""
-        steps, strength, noise, scheduler = state.steps, edit.strength or 1.0, state.latents, state.scheduler
-        state.first = min(self.left_out(steps, strength), steps - 1)
+        strength, noise, scheduler = edit.strength or 1.0, state.latents, state.scheduler
+        state.first = min(self.left_out(steps, strength), steps - 1) * scheduler.order  # of two calls each in some
         if hasattr(scheduler, "set_begin_index"):
             scheduler.set_begin_index(state.first)
         mask = None if edit.mask is None else self.mask(plane_of(edit.mask).to(noise), state.edge)

@@ -108,6 +108,17 @@ def test_an_image_with_a_mask_is_the_pipelines(family: str, strength: float, pip
     check(pipeline(family), family, [of(family, edit=Edit((picture(1),), strength, mask()))])
 
 
+@pytest.mark.parametrize("scheduler", [diffusers.HeunDiscreteScheduler, diffusers.PNDMScheduler])
+def test_schedules_with_more_entries_than_steps_begin_where_the_pipeline_does(
+    scheduler: Any, pipeline: Callable[[str], Any]
+):
+    pipe = pipeline("sdxl")
+    usual = pipe.scheduler
+    pipe.scheduler = scheduler.from_config(usual.config)
+    check(pipe, "sdxl", [of("sdxl", edit=Edit((picture(1),), 0.6)), of("sdxl", edit=Edit((picture(1),), 0.6, mask()))])
+    pipe.scheduler = usual
+
+
 def test_flux2_klein_sees_pictures_of_any_shape_as_the_pipeline_does(pipeline: Callable[[str], Any]):
     one, wide = picture(1), picture(2, 150, 70)
     check(pipeline("flux2_klein"), "flux2_klein", [of("flux2_klein", edit=Edit((one,)))])
