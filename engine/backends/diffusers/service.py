@@ -259,6 +259,7 @@ class RequestService(ImageService):
         super().__init__(pipe, profile, outlet, mark=mark)
         if type(pipe).__name__ == "QwenImagePipeline":  # its call refuses what its encoder would read
             self._longest = self._family.sequence_length
+        pipe.vae.enable_slicing()  # else the pipelines decode all images of a call at once
 
     def _kind(self, running: Running) -> Hashable:
         # Without a negative prompt some pipelines guide otherwise.

@@ -154,6 +154,19 @@ def test_requests_are_joined_up_to_the_room_there_is_if_they_agree(by_requests: 
     assert sorted(by_requests.recorder.ends) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("family", ["z_image", "sd3", "flux2_klein", "qwen_image"])
+def test_images_of_one_request_are_decoded_one_by_one(folders: Callable[[str], Path], family: str):
+    studio = Studio(folders(family), {"batching": "requests"})
+    service: Any = studio.service
+    decoded: list[int] = []
+    service._pipe.vae.decoder.register_forward_hook(lambda _module, _latents, pixels: decoded.append(len(pixels)))
+    for number in range(3):
+        studio.submit(number)
+    service.step()
+    assert len(studio.recorder.ends) == 3
+    assert decoded == [1, 1, 1]
+
+
 def test_a_cancelled_image_takes_no_further_step(by_steps: Studio):
     by_steps.submit(1)
     by_steps.submit(2)
