@@ -16,6 +16,7 @@ from tiny_pipelines import save
 from engine import GenerationError, LoadError, RequestError
 from engine.backends.diffusers.service import RequestService, StepService, load
 from engine.config.models import profile_named
+from engine.errors import StartError
 from engine.types import Edit, FinishedImage, ImageEvent, ImageJob, ImageProgress, PartialImage, Picture
 
 
@@ -301,6 +302,16 @@ def test_running_out_of_memory_fails_who_is_running_and_the_service_lives(studio
     hook.remove()
     studio.run()
     assert studio.file(2)
+
+
+def test_a_first_image_for_which_a_library_of_the_gpu_finds_no_memory_may_be_made_at_the_next_start(by_steps: Studio):
+    def full(*_: object) -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    service: Any = by_steps.service
+    service._pipe.transformer.register_forward_hook(full)
+    with pytest.raises(StartError, match="not enough memory"):
+        service.rehearse()
 
 
 def test_an_image_that_is_no_number_fails_alone(by_steps: Studio):
