@@ -63,7 +63,8 @@ def spell_numerals(text: str) -> str:
 def _said(found: re.Match[str], numbers: Numbers) -> str:
     figures = found["whole"].replace(",", "")
     ending = found["ending"] or ""
-    readable = int(figures) <= LARGEST and (figures == "0" or not figures.startswith("0"))
+    # By its length, because Python makes no number of thousands of figures
+    readable = len(figures) <= len(str(LARGEST)) and (figures == "0" or not figures.startswith("0"))
     if readable and not found["decimals"] and int(figures) and ending in numbers.ordinal_endings:
         return numbers.ordinal(int(figures))
     said = numbers.cardinal(int(figures)) if readable else numbers.digits(figures)

@@ -206,15 +206,15 @@ class SpeechService:
 
     def _sayable(self, number: int, model: Synthesizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yield the pieces that have a sound. Romanising can take long: meanwhile others may come and leave."""
-        for piece in pieces:
-            if number not in self._running:
-                return
-            with _one_sentence(model):
+        with _one_sentence(model):
+            for piece in pieces:
+                if number not in self._running:
+                    return
                 text = model.sayable(piece.text)
-            if any(map(str.isalnum, text)):
-                yield replace(piece, text=text)
-            else:
-                self._outlet.poll()
+                if any(map(str.isalnum, text)):
+                    yield replace(piece, text=text)
+                else:
+                    self._outlet.poll()
 
 
 @contextmanager

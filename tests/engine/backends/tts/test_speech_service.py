@@ -163,6 +163,13 @@ def test_a_sentence_without_letters_is_left_out(booth: Booth):
     assert np.array_equal(booth.samples("Hello. 😀! Goodbye."), booth.samples("Hello. Goodbye."))
 
 
+def test_a_number_of_thousands_of_figures_is_spoken(booth: Booth):
+    number = booth.submit("One. " + "㉑" * 2200)
+    booth.service.step()
+    assert booth.pieces(number)
+    booth.service.cancel(number)
+
+
 def test_a_cancelled_text_is_spoken_no_further(booth: Booth):
     number, other = booth.submit(), booth.submit("One.")
     booth.service.step()
