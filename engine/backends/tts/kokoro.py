@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AlbertConfig, AlbertModel
 
-from engine.backends.tts import check_complete
+from engine.backends.tts import check_complete, only_of
 from engine.backends.tts.espeak import library
 from engine.backends.tts.sound import stretch
-from engine.errors import GenerationError, LoadError
+from engine.errors import LoadError
 from engine.weights.safety import check_no_code, check_safetensors, read_config
 
 # The first letter of a voice's name, and what eSpeak NG calls its language. It has no rules for Japanese and Chinese.
@@ -27,7 +27,9 @@ _SAMPLE_RATE = 24_000
 _STYLES = 510  # of a voice: one for each number of phonemes
 _TIE = "^"
 _MARKS = re.compile(r"([;:,.!?\u00a1\u00bf\u2014\u2026\"\u201c\u201d()]+)")
-_OTHER_LANGUAGE = re.compile(r"\([a-z-]+\)")
+_OTHER_LANGUAGE = re.compile(r"\([a-z^-]+\)")  # with ties within
+# Of other letters eSpeak NG says the names, like "Chinese letter". The last two are those of 1ª and 1º.
+_SCRIPTS = ("LATIN", "DEVANAGARI", "FEMININE", "MASCULINE")
 # From the phonemes of eSpeak NG to those that Kokoro has learned. Source: misaki 0.9.4, espeak.py (Apache-2.0).
 _ENGLISH = (
     *(("ʔˌn\u0329", "ʔn"), ("ʔn\u0329", "ʔn"), ("a^ɪ", "I"), ("a^ʊ", "W"), ("d^ʒ", "ʤ"), ("e^ɪ", "A"), ("t^ʃ", "ʧ")),
@@ -69,20 +71,27 @@ class KokoroSpeech:
         self._voice = cache(self._load_voice)
 
     def sayable(self, text: str) -> str:
-        return text
+        return only_of(text, *_SCRIPTS)
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
         name = str(speaker)
-        said = phonemes(text, name[:1])
-        numbers = [number for one in said if (number := self._numbers.get(one)) is not None]
-        if not numbers:
-            return np.zeros(0, np.float32)
-        if len(numbers) + 2 > min(self._model.most, _STYLES):
-            raise GenerationError("A sentence of this text is too long for the voice. Write it in shorter ones.")
         torch.manual_seed(seed)
         with torch.inference_mode():
-            samples = self._model(torch.tensor([[0, *numbers, 0]]), self._voice(name)[len(numbers) - 1])
-        return stretch([samples.numpy()], self.sample_rate, speed)
+            parts = [
+                self._model(torch.tensor([[0, *numbers, 0]]), self._voice(name)[len(numbers) - 1]).numpy()
+                for numbers in self._parts(text, name[:1])
+            ]
+        return stretch(parts, self.sample_rate, speed)
+
+    def _parts(self, text: str, code: str) -> list[list[int]]:
+        """Return the numbers of its phonemes, in halves where they are too many: those of figures and emoji are."""
+        numbers = [number for one in phonemes(text, code) if (number := self._numbers.get(one)) is not None]
+        if len(numbers) + 2 <= min(self._model.most, _STYLES):
+            return [numbers] if numbers else []
+        middle = len(text) // 2
+        space = text.rfind(" ", 1, middle + 1)
+        cut = space if space > 0 else middle
+        return [*self._parts(text[:cut], code), *self._parts(text[cut:], code)]
 
     def _load_voice(self, name: str) -> torch.Tensor:
         file = self._folder / "voices" / f"{name}.safetensors"

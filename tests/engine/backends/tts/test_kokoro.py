@@ -11,7 +11,7 @@ from speech_booth import Booth
 from tiny_kokoro import CONFIG, STYLE, kokoro_files, random_weights
 
 from engine.backends.tts.kokoro import Kokoro, load, load_weights, phonemes
-from engine.errors import LoadError
+from engine.errors import LoadError, RequestError
 from engine.weights.download import converted
 from engine.weights.manifest import ModelFile
 
@@ -33,7 +33,7 @@ ORIGINAL = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("voices") / "kokoro"
-    files = kokoro_files("af_heart", "bm_george", "jf_alpha")
+    files = kokoro_files("af_heart", "bm_george", "ef_dora", "jf_alpha")
     for name, content in files.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_bytes(content)
@@ -61,6 +61,7 @@ def test_the_network_computes_what_the_original_does():
         ("b", "Go home, there.", "ɡˌQ hˈQm, ðˈɛː."),
         ("e", "Buenos días, ¿cómo está?", "bwˈenos ðˈias, ¿kˈomo estˈa?"),
         ("f", "Bonjour, le monde.", "bɔ̃ʒˈuʁ, lə mˈɔ̃d."),
+        ("f", "Le parking.", "lə pˈɑːkɪŋ."),
     ],
 )
 def test_phonemes_are_those_that_it_has_learned_and_marks_stay(code: str, text: str, said: str):
@@ -74,6 +75,17 @@ def test_a_converted_voice_speaks_alike_every_time_and_each_its_own_way(folder: 
     assert np.array_equal(first, booth.samples(**VOICE))
     assert not np.array_equal(first, booth.samples(family="kokoro", speaker="bm_george"))
     assert len(booth.samples(speed=2, **VOICE)) == pytest.approx(len(first) / 2, rel=0.01)
+
+
+def test_letters_that_it_does_not_know_are_skipped_and_what_takes_too_many_phonemes_is_spoken_in_parts(folder: Path):
+    booth = Booth(folder)
+    assert np.array_equal(booth.samples("Hello 世界 there.", **VOICE), booth.samples("Hello there.", **VOICE))
+    assert isinstance(booth.failure("你好，世界", **VOICE), RequestError)
+    assert load(folder).sayable("1ª, 2º, नमस्ते") == "1ª, 2º, नमस्ते"
+    row = ", ".join(["77777777"] * 9)
+    assert len(phonemes(row, "e")) > 510
+    assert booth.speak(row, language="es", **{**VOICE, "speaker": "ef_dora"})[1] > 10
+    assert booth.speak("One 😂" + "😂" * 80, **VOICE)[1] > 10
 
 
 def test_a_language_without_rules_and_a_model_that_lacks_tensors_are_refused(folder: Path, tmp_path: Path):
