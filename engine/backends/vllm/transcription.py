@@ -33,6 +33,7 @@ _INTERACTIVE_SECONDS = 60.0  # of a file; the rest waits behind what others ask 
 _TOKENS_PER_SECOND = 50  # of what an encoder reads, for fairness
 _TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+_ISO = {"jw": "jv"}  # what the standard calls a language that Whisper has by another code
 _START, _TRANSCRIBE, _TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
 _BEFORE, _WITHOUT_TIMES = "<|startofprev|>", "<|notimestamps|>"
 # Where it has written the same so often, of at most so many tokens, it will not stop by itself.
@@ -129,7 +130,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
         """Return the language in which a piece is spoken, as far as the model knows it."""
         words = self._words
         if len(words.languages) < 2:
-            return next(iter(words.languages), "")
+            return next(iter(words.languages), "en")
         prompt = words.marks(_START)
         parameters = words.parameters(0, 0.0, allowed=list(words.languages.values()))
         async with self._turn(request, piece) as ticket:
@@ -175,7 +176,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
         noise = (np.random.default_rng(0).normal(0, 0.05, RATE_HZ) * 2**15).astype(np.int16)
         request = TranscriptionRequest(request_id="warm-up", model=self._launch.spec.id, path=self._launch.weights)
         piece = Piece(0.0, noise.tobytes())
-        prompt = words.prompt(next(iter(words.languages), ""), WARM_UP, translate=False)
+        prompt = words.prompt(next(iter(words.languages), "en"), WARM_UP, translate=False)
         async with self._turn(request, piece) as ticket:
             async for _ in self._tokens("warm-up", piece, prompt, words.parameters(len(prompt), 0.0), ticket):
                 pass
@@ -220,7 +221,7 @@ class Words:
         self.languages: dict[str, int] = {}
         if folder.multilingual:
             named = ((_LANGUAGE.fullmatch(name), token) for name, token in self._known.items())
-            self.languages = {found[1]: token for found, token in named if found}
+            self.languages = {_ISO.get(found[1], found[1]): token for found, token in named if found}
         silenced = [*folder.suppressed, *(self.marks(_WITHOUT_TIMES) if self.times else ())]
         self._bias = dict.fromkeys(silenced, _NEVER)
 
@@ -242,9 +243,10 @@ class Words:
         if before:
             said_ids = self.tokenizer.encode(" " + said.strip(), add_special_tokens=False)
             before += [each for each in said_ids if each not in self.special][-(self.context // 2 - 2) :]
-        begin = self.marks(_START, f"<|{language}|>")
+        begin = self.marks(_START)
         if self._folder.multilingual:
-            begin += self.marks(_TRANSLATE if translate else _TRANSCRIBE)
+            spoken = self.languages.get(language)
+            begin += [*(() if spoken is None else (spoken,)), *self.marks(_TRANSLATE if translate else _TRANSCRIBE)]
         return [*before, *begin, *(() if self.times else self.marks(_WITHOUT_TIMES))]
 
     def parameters(self, prompt_tokens: int, temperature: float, *, allowed: list[int] | None = None) -> Any:
