@@ -186,6 +186,7 @@ def _steps(language: str) -> tuple[_Step, ...]:
         (re.compile(amount), lambda found: _amount(_signed(found), words["units"][found["unit"]], words)),
         *_abbreviations(words["abbreviations"], words.get("prefixes", ()), ends=False),
         *_abbreviations(words.get("ends", {}), (), ends=True),
+        *_abbreviations(words.get("before_figures", {}), (), ends=False, then=r"(?=\s?\d)"),
     ]
     known = "".join(map(re.escape, words["signs"]))
     steps.append((re.compile(rf"(?<=\s)[{known}](?=\s)|(?<=\w)[&@](?=\w)"), lambda f: f" {words['signs'][f[0]]} "))
@@ -241,14 +242,16 @@ def _amount(number: str, unit: str | list[str], words: dict[str, Any]) -> str:
     return str(words["amount"].format(n=number, unit=name))
 
 
-def _abbreviations(known: dict[str, str], prefixes: Iterable[str], *, ends: bool) -> list[_Step]:
+def _abbreviations(
+    known: dict[str, str], prefixes: Iterable[str], *, ends: bool, then: str = r"(?![\w/])"
+) -> list[_Step]:
     """The full stop of one that `ends` a sentence stays where a new one begins, or nothing follows."""
     if not known:
         return []
     names = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
     # A dotted one may have its last dot or not: ዓ.ም and ዓ.ም.
     before = "|".join(prefixes)
-    pattern = re.compile(rf"(?<![\w/.])(?P<before>{before})?(?P<name>{names})(?P<rest>\.?)(?![\w/])")
+    pattern = re.compile(rf"(?<![\w/.])(?P<before>{before})?(?P<name>{names})(?P<rest>\.?){then}")
 
     def said(found: re.Match[str]) -> str:
         after = found.string[found.end() :].lstrip()

@@ -26,6 +26,7 @@ SAID = {
         "a well-known 2-year plan": "a well-known 2-year plan",
         "+251 911 234567": "2 5 1 9 1 1 2 3 4 5 6 7",
         "Dr. Jones vs. Mr Smith etc. They": "Doctor Jones versus Mister Smith et cetera. They",
+        "No. I said no. See No. 5": "No. I said no. See number 5",
         "Tom & Ann, 1 + 1 = 2": "Tom and Ann, 1 plus 1 equals 2",
     },
     "am": {
