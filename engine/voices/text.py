@@ -169,12 +169,13 @@ def _steps(language: str) -> tuple[_Step, ...]:
     before = rf"(?:(?i:{words['clock_word']})\s+)?" if "clock_word" in words else ""
     numerals = "|".join(map(re.escape, sorted(words["currencies"], key=len, reverse=True)))
     units = "|".join(map(re.escape, sorted(words["units"], key=len, reverse=True)))
-    scale = r"(?P<scale>\s(?:[mb]illion|trillion)\b)?"
-    money_before = rf"(?P<minus>{_MAYBE_MINUS})(?<!\w)(?P<sign>{numerals})\s?(?P<n>{_NUMBER}){scale}(?!\w)"
+    scale = "|".join([r"\s(?:[mb]illion|trillion)", *words.get("scales", ())])
+    sign = rf"(?P<minus>{_MAYBE_MINUS})(?<!\w)(?P<sign>{numerals})"
+    money_before = rf"{sign}\s?(?P<n>{_NUMBER})(?P<scale>{scale})?(?!\w|\.\d)"
     signed = rf"{_NOT_IN_A_NUMBER}(?P<minus>{_MAYBE_MINUS})(?P<n>{_NUMBER})"
     money_after = rf"{signed}(?P<scale>)\s?(?P<sign>{numerals})(?!\w)"
     last_dot = r"(?:(?<=\w\.\w)\.)?"  # of ኪ.ሜ.
-    amount = rf"{signed}\s?(?P<unit>{units}){last_dot}(?![\w/])"
+    amount = rf"(?<![$€£]){signed}\s?(?P<unit>{units}){last_dot}(?![\w/])"
     steps: list[_Step] = [
         (_PHONE, lambda found: " ".join(filter(str.isdigit, found[0]))),
         (_ISO_DATE, lambda found: _date(found, words)),
@@ -225,8 +226,8 @@ def _time(found: re.Match[str], words: dict[str, Any]) -> str:
 def _money(found: re.Match[str], words: dict[str, Any]) -> str:
     whole, _, decimals = _signed(found).partition(".")
     unit, cents = words["currencies"][found["sign"]], words["cents"].get(found["sign"])
-    if found["scale"]:
-        return _amount(_signed(found) + found["scale"], unit, words)
+    if scale := found["scale"]:
+        return _amount(f"{_signed(found)} {words.get('scales', {}).get(scale, scale.strip())}", unit, words)
     if len(decimals) == 2 and cents is not None:
         small = f" {_amount(str(int(decimals)), cents, words)}" if int(decimals) else ""
         return _amount(whole, unit, words) + small

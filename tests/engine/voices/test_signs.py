@@ -18,6 +18,8 @@ SAID = {
         "10:20:30": "10:20:30",
         "$5, €1 and £3.50": "5 dollars, 1 euro and 3 pounds 50 pence",
         "$2 million": "2 million dollars",
+        "£1.5m, -$3bn and €20k": "1.5 million pounds, -3 billion dollars and 20 thousand euros",
+        "$1.5x, $5-10": "$1.5x, 5 dollars to 10",
         "1 km, 5 km, 80 km/h, 5.5 kg": "1 kilometre, 5 kilometres, 80 kilometres an hour, 5.5 kilograms",
         "20°C and 30 m²": "20 degrees Celsius and 30 square metres",
         "5-10 kg": "5 to 10 kilograms",
