@@ -30,11 +30,11 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
 _SHAPES = frozenset({"<font>", "<wide>", "<narrow>", "<circle>", "<compat>", "<square>"})
 _LOST_SPACE = re.compile(r" +(?=[,.;:!?…።፣፤፥፦፧፨])")
 
-# Ethiopic and CJK marks end a sentence by themselves, the others before a space.
+# Ethiopic, Indic, Khmer, Burmese, Urdu and CJK marks end a sentence by themselves, the others before a space.
 _END = re.compile(
-    r"(?:[.!?\u2026\u061f]+[\"'\u201d\u2019\u00bb)\]]*(?=\s|$)|[።፧፨\u3002\uff01\uff1f]+[\"'\u201d\u2019\u00bb)\]]*)"
+    r"(?:[.!?\u2026\u061f]+[\"'\u201d\u2019\u00bb)\]]*(?=\s|$)|[።፧፨\u0964\u0965\u17d4\u104b\u06d4\u3002\uff01\uff1f]+[\"'\u201d\u2019\u00bb)\]]*)"
 )
-_BREAK = re.compile(r"[,;:\u2013\u2014\u060c](?=\s)|[፣፤፥፦]")
+_BREAK = re.compile(r"[,;:\u2013\u2014\u060c](?=\s)|[፣፤፥፦\u3001\uff0c\uff1a\uff1b]")
 _OPENING = "\"'([\u201c\u2018\u00ab"
 # J. S., U.S, ዓ.ም; but "So do I." ends.
 _INITIALS = re.compile(r"(?!I$)[^\W\d_]|[^\W\d_]{1,3}(?:\.[^\W\d_]{1,3})+")

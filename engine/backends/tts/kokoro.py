@@ -110,6 +110,7 @@ def phonemes(text: str, code: str) -> str:
     speech = library()
     speech.choose_language(language)
     # Marks are part of what it has learned, and eSpeak NG drops them.
+    text = text.replace("\u0964", ".")  # Hindi's full stop, which it has not learned
     parts = [part if at % 2 else _read(speech, part) for at, part in enumerate(_MARKS.split(text))]
     said = "".join(parts).strip()
     if code in "ab":

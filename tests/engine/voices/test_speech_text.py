@@ -135,6 +135,7 @@ def test_ethiopic_numerals_are_numbers(numeral: str, number: int):
         ('He said "Go!" Then he went.', ['He said "Go!"', "Then he went."]),
         ("Well... maybe.", ["Well... maybe."]),
         ("ሰላም።እንዴት ነህ፧ ደህና፨ በ1999 ዓ.ም. ነበር።", ["ሰላም።", "እንዴት ነህ፧", "ደህና፨", "በ አንድ ሺህ ዘጠኝ መቶ ዘጠና ዘጠኝ ዓመተ ምህረት ነበር።"]),
+        ("यह पहला है। यह दूसरा है।", ["यह पहला है।", "यह दूसरा है।"]),
         ("ሰላም፡ለዓለም፡፡ደህና", ["ሰላም ለዓለም።", "ደህና"]),
         ("one\n\n two ", ["one", "two"]),
         (" \n ", []),
@@ -152,8 +153,8 @@ def test_long_sentences_are_cut_at_breaks_and_the_first_piece_is_short():
     assert len(pieces[0].text) <= 100
     assert all(len(piece.text) <= 200 for piece in pieces)
     assert all(piece.text.endswith((",", ".")) for piece in pieces[1:])
-    ethiopic = speakable("ሰላም ለዓለም፣ " * 60, "am")
-    assert all(piece.text.endswith("፣") for piece in ethiopic)
+    for text, mark in (("ሰላም ለዓለም፣ ", "፣"), ("今天天气很好\uff0c", "\uff0c")):
+        assert all(piece.text.endswith(mark) for piece in speakable(text * 60, "am"))
 
 
 @pytest.mark.parametrize("text", ["word " * 400, "ሰላም" * 200, "x" * 999, "a, " * 500])

@@ -61,6 +61,7 @@ def test_the_network_computes_what_the_original_does():
         ("b", "Go home, there.", "ɡˌQ hˈQm, ðˈɛː."),
         ("e", "Buenos días, ¿cómo está?", "bwˈenos ðˈias, ¿kˈomo estˈa?"),
         ("f", "Bonjour, le monde.", "bɔ̃ʒˈuʁ, lə mˈɔ̃d."),
+        ("h", "यह पहला है।", "jˌəh pˈʌhəlˌaː hɛː."),
         ("f", "Le parking.", "lə pˈɑːkɪŋ."),
     ],
 )
