@@ -18,7 +18,7 @@ from engine.backends import together
 from engine.backends.vllm.engine import WARM_UP, Launch, VllmAuxiliary, auxiliary_arguments, starting
 from engine.backends.vllm.processes import EngineWatch
 from engine.config import EmbeddingModelSpec, PoolingModelSpec
-from engine.errors import ContextLengthError, LoadError, RequestError
+from engine.errors import ContextLengthError, GenerationError, LoadError, RequestError
 from engine.stream import PoolingStream, Stream
 from engine.types import EmbeddingRequest, Pooled, PoolingRequest, RerankRequest, Urgency
 from engine.weights.layouts import VectorLayout, check_pooling_folder, read_layout
@@ -217,6 +217,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
 
         errors = TranslatedErrors(self.max_input_tokens, None)
         dimensions = request.dimensions if isinstance(request, EmbeddingRequest) else None
+        normalised = self._layout is not None and self._layout.normalised
         for index, one in rest:
             urgency = request.urgency if index < _INTERACTIVE_INPUTS else max(request.urgency, Urgency.BATCH)
             ticket = self.admission.enter(
@@ -230,7 +231,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
                 async with self._turn:
                     await asyncio.sleep(0)
                 ticket.answer_tokens = 1  # how long it took is how long others will
-            stream.put(Pooled(index, len(one.ids), self._numbers(made, dimensions)))
+            stream.put(Pooled(index, len(one.ids), numbers_of(made, dimensions, normalised=normalised)))
 
     async def _encoded(self, name: str, given: Input, priority: int) -> Tensor:
         """Return what the model makes of an input. Cancelling aborts it."""
@@ -246,21 +247,28 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
             made = output.outputs.data
         return made.float()
 
-    def _numbers(self, made: Tensor, dimensions: int | None) -> array[float]:
-        if dimensions is not None and dimensions < len(made):
-            made = made[:dimensions]
-            if self._layout is not None and self._layout.normalised:
-                made = made / made.norm().clamp(min=1e-12)
-        numbers = array("f")
-        numbers.frombytes(made.numpy().tobytes())
-        return numbers
-
     def _prefix(self, request: EmbeddingRequest) -> str:
         spec, layout = self._launch.spec, self._layout
         if layout is None or not isinstance(spec, EmbeddingModelSpec):
             return ""
         said = {"query": spec.query_prefix, "document": spec.document_prefix}.get(request.input_type or "")
         return layout.prefixes.get(request.input_type or "", "") if said is None else said
+
+
+def numbers_of(made: Tensor, dimensions: int | None, *, normalised: bool) -> array[float]:
+    """Return a vector, cut to its first `dimensions`, or a score. Raises `GenerationError` for what is no number."""
+    if not made.isfinite().all():
+        raise GenerationError(
+            "The model made no valid numbers of a text. Send it in other words, or ask your administrator to set "
+            "another `dtype`."
+        )
+    if dimensions is not None and dimensions < len(made):
+        made = made[:dimensions]
+        if normalised:
+            made = made / made.norm().clamp(min=1e-12)
+    numbers = array("f")
+    numbers.frombytes(made.numpy().tobytes())
+    return numbers
 
 
 def _inputs_of(engine: Any) -> Inputs:
