@@ -33,6 +33,7 @@ _INTERACTIVE_SECONDS = 60.0  # of a file; the rest waits behind what others ask 
 _TOKENS_PER_SECOND = 50  # of what an encoder reads, for fairness
 _TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+_WITHOUT_SPACES = {"ja", "lo", "my", "th", "yue", "zh"}  # between words
 _ISO = {"jw": "jv"}  # what the standard calls a language that Whisper has by another code
 _START, _TRANSCRIBE, _TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
 _BEFORE, _WITHOUT_TIMES = "<|startofprev|>", "<|notimestamps|>"
@@ -297,6 +298,9 @@ class Scribe:
         logprobs, self._logprobs = self._logprobs, []
         text = self._words.tokenizer.decode(ids) if ids else ""
         if text.strip():
+            # Whisper begins each with a space, models that others have trained on do not.
+            if not text[0].isspace() and self._language not in _WITHOUT_SPACES:
+                text = f" {text}"
             begin, end = (round(self._piece.start + each, 2) for each in (self._at, until))
             mean = sum(logprobs) / len(logprobs)
             self.done.append(Segment(begin, max(begin, end), text, tuple(ids), mean, self._language))

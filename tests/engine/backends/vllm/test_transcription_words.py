@@ -1,4 +1,4 @@
-"""What a transcript of a Whisper-shaped model begins with, and which languages it takes."""
+"""What a transcript of a Whisper-shaped model begins with, which languages it takes, and what its tokens become."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +8,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from engine.backends.vllm.transcription import Words
+from engine.backends.vllm.transcription import Scribe, Words
 from engine.config import TranscriptionModelSpec
 from engine.errors import RequestError
+from engine.sound import RATE_HZ, Piece
 from engine.types import TranscriptionRequest
 from engine.weights.layouts import WhisperFolder
 
-MARKS = ["<|startoftranscript|>", "<|en|>", "<|jw|>", "<|transcribe|>"]
+MARKS = ["<|startoftranscript|>", "<|en|>", "<|jw|>", "<|transcribe|>", "<|0.00|>", "<|0.50|>"]
 
 
 def words(*, multilingual: bool) -> Words:
@@ -47,3 +48,12 @@ def test_a_model_of_english_alone_is_told_no_language():
     assert known.prompt("en", "", translate=False) == [1]
     with pytest.raises(RequestError, match="knows: en"):
         known.check_language(asked("jv"))
+
+
+@pytest.mark.parametrize(("language", "text"), [("en", " a a"), ("ja", "aa")])
+def test_segments_are_words_of_their_own_where_words_are(language: str, text: str):
+    scribe = Scribe(words(multilingual=True), Piece(3.0, b"\0" * 2 * RATE_HZ), language)
+    scribe.take([5, 0, 6, 6, 0], [-0.1] * 5)
+    scribe.end()
+    assert "".join(segment.text for segment in scribe.done) == text
+    assert [(segment.start, segment.end) for segment in scribe.done] == [(3.0, 3.5), (3.5, 4.0)]
