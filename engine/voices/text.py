@@ -140,6 +140,7 @@ _DATE = re.compile(
 _CLOCK = re.compile(_NOT_IN_A_NUMBER + r"(?P<h>[01]?\d|2[0-3]):(?P<min>[0-5]\d)(?![\w:])")
 _RANGE = re.compile(_NOT_IN_A_NUMBER + r"(\d{1,4})\s?[-\u2013]\s?([1-9]\d{0,3})(?![\w/:-])(?![.,]\d)")
 _PHONE = re.compile(r"(?<!\w)\+\d(?:[ -]?\d){6,14}(?!\w)")
+_DECADE = re.compile(_NOT_IN_A_NUMBER + r"((?:1[1-9]|20)\d0)s\b")
 _ETHIOPIAN_ERA = "ዓ.ም"
 _LONGEST_MONTH = 31
 
@@ -177,6 +178,7 @@ def _steps(language: str) -> tuple[_Step, ...]:
     last_dot = r"(?:(?<=\w\.\w)\.)?"  # of ኪ.ሜ.
     amount = rf"(?<![$€£]){signed}\s?(?P<unit>{units}){last_dot}(?![\w/])"
     steps: list[_Step] = [
+        *([(_DECADE, _decade)] if language == "en" else ()),
         (_PHONE, lambda found: " ".join(filter(str.isdigit, found[0]))),
         (_ISO_DATE, lambda found: _date(found, words)),
         (_DATE, lambda found: _date(found, words)),
@@ -212,6 +214,10 @@ def _ending(day: int) -> str:
 
 def _english_year(year: str) -> str:
     return str(num2words(int(year), to="year")).replace("-", " ")
+
+
+def _decade(found: re.Match[str]) -> str:
+    return re.sub("y?$", lambda last: "ies" if last[0] else "s", _english_year(found[1]), count=1)
 
 
 def _time(found: re.Match[str], words: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ SAID = {
     "en": {
         "on 2026-05-12": "on the 12th of May twenty twenty six",
         "by 3.4.1999": "by the 3rd of April nineteen ninety nine",
+        "the 1990s, 2010s, 1800s": "the nineteen nineties, twenty tens, eighteen hundreds",
         "32/13/2026 stays": "32/13/2026 stays",
         "at 9:05 or 14:00": "at 9 oh 5 or 14 o'clock",
         "at 10:30 a.m. Then": "at 10 30 ay em. Then",
