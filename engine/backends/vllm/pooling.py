@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +31,7 @@ _AT_ONCE = 64  # inputs of one request
 _INTERACTIVE_INPUTS = 8  # the first ones of a request; the others wait behind those of other requests
 # Of a token at most, in ordinary text: what is longer than all tokens together is not even tokenised.
 _CHARACTERS = 64
+_READ_CHARACTERS = 2**18  # that are tokenised in one go
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,10 @@ class Inputs:
                 texts.append(self._within_sight(prefix + one, field, truncate=truncate))
             else:
                 self._check_ids(one, field)
-        read = iter(self._tokenizer(texts)["input_ids"] if texts else ())
-        ids = [next(read) if isinstance(one, str) else list(one) for one in given]
-        return [Input(self._fitting(one, field, truncate=truncate)) for one, field in zip(ids, fields, strict=True)]
+        read = self._read(texts)
+        ids = (next(read)[0] if isinstance(one, str) else list(one) for one in given)
+        fitting = (self._fitting(one, field, truncate=truncate) for one, field in zip(ids, fields, strict=True))
+        return _not_too_many(map(Input, fitting), "input")
 
     def of_pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[Input]:
         """Return the inputs of a query with each document; of one that is too long the document may be cut."""
@@ -79,15 +81,22 @@ class Inputs:
             )
         fields = [f"documents[{at}]" for at in range(len(documents))]
         seen = [self._within_sight(one, at, truncate=truncate) for one, at in zip(documents, fields, strict=True)]
-        read = self._tokenizer([query] * len(seen), seen)
-        made = []
-        for at, field in enumerate(fields):
-            ids, second = self._fitting(read["input_ids"][at], field, truncate=truncate), None
-            if self._has_types:
-                types = read["token_type_ids"][at]
-                second = types.index(1) if 1 in types else len(types)
-            made.append(Input(ids, second))
-        return made
+        pairs = zip(self._read([query] * len(seen), seen), fields, strict=True)
+        return _not_too_many((self._of_pair(*pair, field, truncate=truncate) for pair, field in pairs), "documents")
+
+    def _of_pair(self, ids: list[int], types: list[int], field: str, *, truncate: bool) -> Input:
+        second = (types.index(1) if 1 in types else len(types)) if self._has_types else None
+        return Input(self._fitting(ids, field, truncate=truncate), second)
+
+    def _read(self, *columns: Sequence[str]) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield token ids, and types, of texts or pairs; as a tokenizer has them they take a hundred bytes a token."""
+        begin = characters = 0
+        for end, row in enumerate(zip(*columns, strict=True), 1):
+            characters += sum(map(len, row))
+            if characters >= _READ_CHARACTERS or end == len(columns[0]):
+                read = self._tokenizer(*(column[begin:end] for column in columns))
+                yield from zip(read["input_ids"], read.get("token_type_ids") or [[]] * (end - begin), strict=True)
+                begin, characters = end, 0
 
     def _within_sight(self, text: str, field: str, *, truncate: bool) -> str:
         most = self._longest * _CHARACTERS
@@ -196,14 +205,8 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
 
     async def _pool(self, request: PoolingRequest, inputs: Sequence[Input], stream: Stream[Pooled]) -> None:
         """Have all inputs computed, some at a time."""
-        tokens = sum(len(one.ids) for one in inputs)
-        if tokens > MOST_TOKENS:
-            raise RequestError(
-                f"The inputs have {tokens} tokens together, and a request may have {MOST_TOKENS}. Send fewer at once.",
-                param="documents" if self._layout is None else "input",
-            )
         if request.before_turn is not None:
-            await request.before_turn(tokens)
+            await request.before_turn(sum(len(one.ids) for one in inputs))
         rest = iter(enumerate(inputs))
         self.admission.arrive(request)
         try:
@@ -253,6 +256,20 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
             return ""
         said = {"query": spec.query_prefix, "document": spec.document_prefix}.get(request.input_type or "")
         return layout.prefixes.get(request.input_type or "", "") if said is None else said
+
+
+def _not_too_many(inputs: Iterable[Input], param: str) -> list[Input]:
+    """Return them all. Raises `RequestError` as soon as they are more tokens than a request may have."""
+    made, tokens = [], 0
+    for one in inputs:
+        made.append(one)
+        tokens += len(one.ids)
+        if tokens > MOST_TOKENS:
+            raise RequestError(
+                f"The inputs have more than {MOST_TOKENS} tokens together, which is the most of a request. Send fewer.",
+                param=param,
+            )
+    return made
 
 
 def numbers_of(made: Tensor, dimensions: int | None, *, normalised: bool) -> array[float]:

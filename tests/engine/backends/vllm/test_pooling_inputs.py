@@ -1,6 +1,7 @@
 """Token ids of texts for embeddings and reranking, and what becomes of a model's numbers."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -13,19 +14,38 @@ from engine.backends.vllm.pooling import Input, Inputs, numbers_of
 from engine.errors import GenerationError, RequestError
 
 
-@pytest.fixture
-def inputs() -> Inputs:
-    """Of a model whose tokenizer adds nothing to a text."""
+def made_for(longest: int) -> Inputs:
+    """Inputs of a model whose tokenizer adds nothing to a text."""
     words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="b"))
     words.pre_tokenizer = Whitespace()
-    return Inputs(PreTrainedTokenizerFast(tokenizer_object=words), 8, lambda *_: None)
+    return Inputs(PreTrainedTokenizerFast(tokenizer_object=words), longest, lambda *_: None)
 
 
-def test_a_text_without_a_token_is_named(inputs: Inputs):
+def test_a_text_without_a_token_is_named():
+    inputs = made_for(8)
     assert inputs.of_texts(["a b", (1, 0)], "", truncate=False) == [Input([0, 1]), Input([1, 0])]
     with pytest.raises(RequestError) as caught:
         inputs.of_texts(["a", " \n"], "", truncate=False)
     assert caught.value.param == "input[1]"
+
+
+def test_what_has_too_many_tokens_is_refused_before_all_of_it_is_read():
+    read = made_for(2000)
+
+    def seconds(documents: int) -> float:
+        began = time.process_time()
+        assert len(read.of_pairs("a " * 999, ["b"] * documents, truncate=False)) == documents
+        return time.process_time() - began
+
+    taken = seconds(300)
+    began = time.process_time()
+    with pytest.raises(RequestError) as caught:
+        seconds(3000)
+    assert time.process_time() - began < 4 * taken
+    assert caught.value.param == "documents"
+    with pytest.raises(RequestError) as caught:
+        read.of_texts(["a " * 2000] * 151, "", truncate=False)
+    assert caught.value.param == "input"
 
 
 def test_a_vector_is_cut_to_the_length_1_and_one_of_no_numbers_is_refused():
