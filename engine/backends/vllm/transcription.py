@@ -35,6 +35,7 @@ _TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _WITHOUT_SPACES = {"ja", "lo", "my", "th", "yue", "zh"}  # between words
 _ISO = {"jw": "jv"}  # what the standard calls a language that Whisper has by another code
+_SAME = {"nb": "no", "fil": "tl"}  # codes of languages that it has by a wider one
 _START, _TRANSCRIBE, _TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
 _BEFORE, _WITHOUT_TIMES = "<|startofprev|>", "<|notimestamps|>"
 # Where it has written the same so often, of at most so many tokens, it will not stop by itself.
@@ -223,6 +224,7 @@ class Words:
         if folder.multilingual:
             named = ((_LANGUAGE.fullmatch(name), token) for name, token in self._known.items())
             self.languages = {_ISO.get(found[1], found[1]): token for found, token in named if found}
+            self.languages |= {code: self.languages[wide] for code, wide in _SAME.items() if wide in self.languages}
         silenced = [*folder.suppressed, *(self.marks(_WITHOUT_TIMES) if self.times else ())]
         self._bias = dict.fromkeys(silenced, _NEVER)
 

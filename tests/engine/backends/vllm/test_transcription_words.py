@@ -15,7 +15,7 @@ from engine.sound import RATE_HZ, Piece
 from engine.types import TranscriptionRequest
 from engine.weights.layouts import WhisperFolder
 
-MARKS = ["<|startoftranscript|>", "<|en|>", "<|jw|>", "<|transcribe|>", "<|0.00|>", "<|0.50|>"]
+MARKS = ["<|startoftranscript|>", "<|en|>", "<|jw|>", "<|transcribe|>", "<|0.00|>", "<|0.50|>", "<|no|>"]
 
 
 def words(*, multilingual: bool) -> Words:
@@ -36,9 +36,10 @@ def asked(language: str) -> TranscriptionRequest:
 
 def test_a_model_of_many_languages_is_told_one_by_its_code_in_the_standard():
     known = words(multilingual=True)
-    known.check_language(asked("jv"))
-    assert known.prompt("jv", "", translate=False) == [1, 3, 4]
-    with pytest.raises(RequestError, match="knows: en, jv"):
+    for code, token in (("jv", 3), ("no", 7), ("nb", 7)):
+        known.check_language(asked(code))
+        assert known.prompt(code, "", translate=False) == [1, token, 4]
+    with pytest.raises(RequestError, match="knows: en, jv, nb, no"):
         known.check_language(asked("de"))
 
 
