@@ -28,8 +28,8 @@ _STYLES = 510  # of a voice: one for each number of phonemes
 _TIE = "^"
 _MARKS = re.compile(r"([;:,.!?\u00a1\u00bf\u2014\u2026\"\u201c\u201d()]+)")
 _OTHER_LANGUAGE = re.compile(r"\([a-z^-]+\)")  # with ties within
-# Of other letters eSpeak NG says the names, like "Chinese letter". The last two are those of 1ª and 1º.
-_SCRIPTS = ("LATIN", "DEVANAGARI", "FEMININE", "MASCULINE")
+# Of other letters eSpeak NG says names like "Chinese letter", of Greek ones their own. The last two are of 1ª and 1º.
+_SCRIPTS = ("LATIN", "DEVANAGARI", "GREEK", "FEMININE", "MASCULINE")
 # From the phonemes of eSpeak NG to those that Kokoro has learned. Source: misaki 0.9.4, espeak.py (Apache-2.0).
 _ENGLISH = (
     *(("ʔˌn\u0329", "ʔn"), ("ʔn\u0329", "ʔn"), ("a^ɪ", "I"), ("a^ʊ", "W"), ("d^ʒ", "ʤ"), ("e^ɪ", "A"), ("t^ʃ", "ʧ")),

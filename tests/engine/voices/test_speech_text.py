@@ -131,6 +131,7 @@ def test_ethiopic_numerals_are_numbers(numeral: str, number: int):
             ["Doctor Abebe met Mister J. Smith, for example at three point five kilometres."],
         ),
         ("I have 3. 5 are red.", ["I have three.", "five are red."]),
+        ("5 µg, not 5 mg.", ["five micrograms, not five milligrams."]),
         ("So do I. He too.", ["So do I.", "He too."]),
         ('He said "Go!" Then he went.', ['He said "Go!"', "Then he went."]),
         ("Well... maybe.", ["Well... maybe."]),

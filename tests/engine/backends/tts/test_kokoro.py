@@ -82,7 +82,7 @@ def test_letters_that_it_does_not_know_are_skipped_and_what_takes_too_many_phone
     booth = Booth(folder)
     assert np.array_equal(booth.samples("Hello 世界 there.", **VOICE), booth.samples("Hello there.", **VOICE))
     assert isinstance(booth.failure("你好，世界", **VOICE), RequestError)
-    assert load(folder).sayable("1ª, 2º, नमस्ते") == "1ª, 2º, नमस्ते"
+    assert load(folder).sayable("1ª, 2º, π, नमस्ते") == "1ª, 2º, π, नमस्ते"
     row = ", ".join(["77777777"] * 9)
     assert len(phonemes(row, "e")) > 510
     assert booth.speak(row, language="es", **{**VOICE, "speaker": "ef_dora"})[1] > 10
