@@ -10,16 +10,16 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-# By pydantic's type of error, with values of its context.
+# By pydantic's type of error, with values of its context; and by pattern.
 _SENTENCES = {
     **dict.fromkeys(("missing", "union_tag_not_found"), "is missing"),
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be an integer"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
     "string_type": "must be a string",
-    "bool_type": "must be true or false",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     "list_type": "must be an array",
     "finite_number": "must be a finite number",
     "extra_forbidden": "is not known here",
@@ -35,6 +35,7 @@ _SENTENCES = {
     "union_tag_invalid": "must be one of {expected_tags}",
     "value_error": "{error}",  # raised by our own validators: the text is ours
 }
+_PATTERNS: dict[str, str] = {}
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 _SPAN = re.compile(r"([0-9]{1,6})([mhdw])")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -58,10 +59,18 @@ def most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return max(same_field, key=lambda item: (len(item["loc"]), not item["type"].endswith("_type")))
 
 
+def spelled(pattern: str, sentence: str) -> Any:
+    """Make the field of a text that is spelled by a pattern; `sentence` says what that means."""
+    _PATTERNS[pattern] = sentence
+    return Field(pattern=pattern)
+
+
 def sentence(finding: Mapping[str, Any]) -> str:
     """Say what is wrong, to follow the name of the field."""
-    template = _SENTENCES.get(finding["type"], "has a value that is not allowed here")
-    return re.sub(r"\b1 (item|character)s\b", r"1 \1", template.format(**finding.get("ctx", {})))
+    context = finding.get("ctx", {})
+    unknown = _PATTERNS.get(context.get("pattern", ""), "has a value that is not allowed here")
+    template = _SENTENCES.get(finding["type"], unknown)
+    return re.sub(r"\b1 (item|character)s\b", r"1 \1", template.format(**context))
 
 
 @cache

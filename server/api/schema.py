@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from server.validation import iso
+from server.validation import iso, spelled
 
 Iso = Annotated[str | None, BeforeValidator(iso)]
 _T = TypeVar("_T")
@@ -100,7 +100,9 @@ def described_form(body: type[BaseModel], *, more: dict[str, Any] | None = None,
 
 
 ShortText = Annotated[str, Field(min_length=1, max_length=256)]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+FunctionName = Annotated[
+    str, spelled(r"^[A-Za-z0-9_-]{1,128}$", "must have 1 to 128 letters, digits, `_`, `-`, and nothing else")
+]
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]
 RandomSeed = Annotated[int, Field(ge=0, le=INT64_MAX)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]

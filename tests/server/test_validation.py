@@ -3,7 +3,12 @@
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from server.api.admin.commands import PullBody
+from server.api.admin.schema import UsageQuery
+from server.api.audio.transcriptions import TranslationBody
+from server.api.chat_request import FunctionDefinition
 from server.validation import MomentError, future, iso, moment, past, sentence, span
 
 
@@ -17,6 +22,22 @@ from server.validation import MomentError, future, iso, moment, past, sentence, 
 )
 def test_one_is_said_in_the_singular(kind: str, context: dict[str, int], said: str):
     assert sentence({"type": kind, "ctx": context}) == said
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "said"),
+    [
+        (FunctionDefinition, {"name": "get weather"}, "must have 1 to 128 letters, digits, `_`, `-`, and nothing else"),
+        (UsageQuery, {"key": "hk_"}, "must be a public id: 12 letters and digits"),
+        (UsageQuery, {"model": "é"}, "must be the id of a model"),
+        (PullBody, {"models": ["--help"]}, "must be the name of a model or variant"),
+        (TranslationBody, {"model": "m", "stream": "maybe"}, "must be true or false"),
+    ],
+)
+def test_what_is_spelled_wrong_is_told_how_it_is_spelled(body: type[BaseModel], given: dict[str, object], said: str):
+    with pytest.raises(ValidationError) as found:
+        body.model_validate_strings(given) if body is TranslationBody else body.model_validate(given)
+    assert [sentence(one) for one in found.value.errors()] == [said]
 
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

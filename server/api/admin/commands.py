@@ -28,6 +28,7 @@ from server.http.streaming import StreamedResponse
 from server.settings import Settings
 from server.store.audit import Actor, write_entry
 from server.store.schema import utc_now
+from server.validation import spelled
 
 _SECONDS = 240.0
 _HEARTH = "import sys; sys.argv[0] = 'hearth'; from server.cli import main; main()"
@@ -38,8 +39,11 @@ router = APIRouter(
 )
 
 
+_Name = Annotated[str, spelled(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", "must be the name of a model or variant")]
+
+
 class PullBody(Body):
-    models: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]], Field(max_length=16)]
+    models: Annotated[list[_Name], Field(max_length=16)]
     """Models or variants of models.yaml; none: all that the plan wants."""
 
 

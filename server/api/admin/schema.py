@@ -15,7 +15,7 @@ from server.store import KeyFieldError
 from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey
 from server.store.schema import utc_now
 from server.store.usage import GroupBy, UsageRow
-from server.validation import FieldError, iso, moment, past
+from server.validation import FieldError, iso, moment, past, spelled
 
 if TYPE_CHECKING:
     from engine.config import Config
@@ -133,8 +133,8 @@ class UsageQuery(Asked):
     """Up to the hour of this moment."""
     by: Annotated[str, AfterValidator(lambda by: groups(by) and by)] = "day"
     """`hour`, `day`, `model`, `kind` or `key`, or several with commas between."""
-    model: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,256}$")] | None = None
-    key: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{12}$")] | None = None
+    model: Annotated[str, spelled(r"^[\x20-\x7e]{1,256}$", "must be the id of a model")] | None = None
+    key: Annotated[str, spelled(r"^[0-9A-Za-z]{12}$", "must be a public id: 12 letters and digits")] | None = None
     """Public id of one key. Of another's only with the scope `admin`."""
 
     @model_validator(mode="after")
