@@ -39,7 +39,7 @@ router = APIRouter(
 )
 
 
-_Name = Annotated[str, spelled(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", "must be the name of a model or variant")]
+_Name = Annotated[str, spelled(r"^[A-Za-z0-9]([./]?[A-Za-z0-9_-]){0,254}$", "must be the name of a model or variant")]
 
 
 class PullBody(Body):
@@ -183,7 +183,7 @@ async def stop_pull(commands: TheCommands) -> None:
     await commands.stop()
 
 
-@router.post("/models/{name}/load", status_code=204)
+@router.post("/models/{name:path}/load", status_code=204)
 async def load_model(name: str, request: Request, by: TheActor) -> None:
     """Have a model loaded: one that failed once more, one that shares memory as if it were asked for."""
     engine: Any = request.app.state.engine
@@ -191,7 +191,7 @@ async def load_model(name: str, request: Request, by: TheActor) -> None:
     await engine.load(name)
 
 
-@router.post("/models/{name}/unload", status_code=204)
+@router.post("/models/{name:path}/unload", status_code=204)
 async def unload_model(name: str, request: Request, by: TheActor) -> None:
     """Have a model that shares its memory leave with its last answer; it comes back when it is asked for."""
     engine: Any = request.app.state.engine

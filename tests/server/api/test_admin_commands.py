@@ -31,7 +31,8 @@ def test_a_model_with_memory_of_its_own_stays_and_an_unknown_one_is_named_so(adm
     assert admin.post("/models/service-plus/load").status_code == 204
     assert_error(admin.post("/models/service-plus/unload"), 400, "invalid_value", param="model")
     for what in ("load", "unload"):
-        assert_error(admin.post(f"/models/nothing/{what}"), 404, "model_not_found", param="model")
+        for name in ("nothing", "team/nothing"):
+            assert_error(admin.post(f"/models/{name}/{what}"), 404, "model_not_found", param="model")
     actions = [entry["action"] for entry in admin.get("/audit", params={"limit": 5}).json()["data"]]
     assert "model.load" in actions
 
@@ -54,11 +55,11 @@ def test_status_is_the_same_for_all_who_ask_within_a_second(admin: httpx2.Client
 
 def test_a_download_that_nothing_can_come_of_says_so_line_by_line(admin: httpx2.Client):
     assert admin.get("/weights/pull").status_code in {200, 404}
-    answer = admin.post("/weights/pull", json={"models": ["no-such-variant"]})
+    answer = admin.post("/weights/pull", json={"models": ["team/no-such-variant"]})
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert events[-1] == {"type": "weights.done", "ok": False}
-    assert any("no-such-variant" in event.get("text", "") for event in events)
+    assert any("team/no-such-variant" in event.get("text", "") for event in events)
     again = admin.get("/weights/pull")
     assert again.text == answer.text
     assert admin.delete("/weights/pull").status_code == 204
