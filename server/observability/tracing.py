@@ -32,13 +32,14 @@ from opentelemetry.util.re import parse_env_headers
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
+from server.http.middleware import HEALTH_PATHS
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import METHODS, Metrics, versions
 
 _log = logging.getLogger("hearth.tracing")
 
 _FLUSH_SECONDS = 2.0
-_NOT_TRACED = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds, for ever
+_NOT_TRACED = HEALTH_PATHS | {"/metrics"}  # asked every few seconds, for ever
 
 _PACKINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress, "none": bytes}
 _SECONDS = 10.0

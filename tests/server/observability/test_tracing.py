@@ -124,11 +124,12 @@ async def test_nothing_that_a_client_wrote_is_sent(http: httpx2.AsyncClient, cha
 @pytest.mark.engine
 async def test_probes_make_no_span_and_vllm_sends_none_of_its_own(http: httpx2.AsyncClient, collector: Collector):
     """The server has the variable by which vLLM's engines would send theirs to the same collector."""
-    probes = [new_id() for _ in range(2)]
-    for request_id, path in zip(probes, ("/health/ready", "/metrics"), strict=True):
+    paths = ("/health", "/health/live", "/health/ready", "/ping", "/metrics")
+    probes = [new_id() for _ in paths]
+    for request_id, path in zip(probes, paths, strict=True):
         assert (await http.get(path, headers={"x-request-id": request_id})).status_code == 200
     await collector.span(await ask(http))
-    assert [collector.of(request_id) for request_id in probes] == [[], []]
+    assert [collector.of(request_id) for request_id in probes] == [[] for _ in paths]
     resources = [resource for request in collector.requests() for resource in request.resource_spans]
     assert {attributes(one.resource.attributes)["service.name"] for one in resources} == {"hearth-test"}
     assert {scope.scope.name for one in resources for scope in one.scope_spans} == {"hearth"}
