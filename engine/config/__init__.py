@@ -12,7 +12,17 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from engine.config.messages import Spec, Word, check_spec, did_you_mean, each_once, listed, plain_error, unknown_key
+from engine.config.messages import (
+    Spec,
+    Word,
+    check_spec,
+    did_you_mean,
+    each_once,
+    listed,
+    matching,
+    plain_error,
+    unknown_key,
+)
 from engine.config.models import (
     SPEC_BY_TASK,
     AdapterSpec,
@@ -106,8 +116,10 @@ class RoleSpec(Spec):
     """How many, or `min` and `max` between which their number follows the requests that run and wait."""
     replicas_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """At most so many on one machine. null: 1 of a role without GPUs, else as many as there are GPUs for."""
-    resource: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")] | None = None
-    """Only on machines that were started with it (`hearth cluster up --resources='{"NAME": 1}'`). null: on any."""
+    resource: Annotated[str, matching(r"^[a-z0-9_-]+$", 64, "a name of small letters, digits, `_` and `-`")] | None = (
+        None
+    )
+    """Only on machines that were started with it (`hearth cluster up --resources='{"name": 1}'`). null: on any."""
     surge: bool = False
     """At a deploy, start new replicas before old ones end: there must be room for one more."""
 

@@ -121,8 +121,10 @@ def add_problems(errors: list[ErrorDetails], spec: type[BaseModel], location: Lo
             meant.add((*parent, near_miss(str(key), known) or ""))
     for error in errors:
         place = tuple(part for part in error["loc"] if part != "[key]")  # the name itself is wrong
-        # A misspelt key is one problem, not also a missing one.
+        # A misspelt key is one problem, not also a missing one, and a list is no shorter for a wrong item.
         if error["type"] == "extra_forbidden" or (error["type"] == "missing" and place in meant):
+            continue
+        if error["type"] == "too_short" and error["input"]:
             continue
         where = location if place == ("id",) else (*location, *place)
         document.add_problem(where, _message(error, _schema_at(schema, place)))

@@ -80,6 +80,7 @@ def test_what_is_taken_follows_the_schema(tmp_path: Path, section: str):
             "`max` cannot be less",
         ),
         ("cluster: {roles: {a: {models: [chat, other], gpu: 1}}}", "cluster.roles.a.gpu", "did you mean `gpus`?"),
+        ("cluster: {roles: {a: {models: [chat, other], resource: A}}}", "cluster.roles.a.resource", "small letters"),
     ],
 )
 def test_a_wrong_section_is_named_with_its_place(tmp_path: Path, section: str, key: str, message: str):

@@ -65,6 +65,7 @@ WRONG_VALUES = [
     Wrong("{models: [low]}", "{models: []}", 10, "tiers.low.models", "not an empty list"),
     Wrong("[chat]", "[chat, visoin]", 5, "models.a.capabilities[1]", "did you mean `vision`?"),
     Wrong("[chat]", "\n    - chat\n    - 1", 7, "models.a.capabilities[1]", "must be one of `chat`, `streaming`"),
+    Wrong("[chat]", "[visoin]", 5, "models.a.capabilities[0]", "did you mean `vision`?"),
     Wrong("[chat]", "[chat, chat]", 5, "models.a.capabilities", "names `chat` 2 times"),
     Wrong("[chat]", "[streaming]", 5, "models.a.capabilities", "must contain `chat`"),
     Wrong("weights: a", "weights: /a", 6, "models.a.weights", "a folder below the weights directory"),
