@@ -154,7 +154,8 @@ def check_edit(edit: EditRequest, family: str) -> None:
             param="model",
         )
     if len(edit.pictures) > most:
-        raise RequestError(f"This model takes at most {most} pictures in one request.", param=edit.names[most])
+        pictures = "one picture" if most == 1 else f"at most {most} pictures"
+        raise RequestError(f"This model takes {pictures} in a request. Leave the others out.", param=edit.names[most])
     if len(edit.pictures) > 1 and (edit.mask is not None or edit.strength is not None):
         name = "strength" if edit.mask is None else "mask"
         raise RequestError(f"`{name}` needs a single picture.", param=name)

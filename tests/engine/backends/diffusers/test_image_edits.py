@@ -128,16 +128,16 @@ def test_other_families_are_refused_by_name(name: str):
 
 
 @pytest.mark.parametrize(
-    ("family", "wanted", "param"),
+    ("family", "wanted", "param", "said"),
     [
-        ("z_image", asked(pictures=2), "image[1]"),
-        ("flux2_klein", asked(pictures=5), "image[4]"),
-        ("flux2_klein", asked(0.5, pictures=2), "strength"),
-        ("flux2_klein", asked(masked=True, pictures=2), "mask"),
+        ("z_image", asked(pictures=2), "image[1]", "takes one picture in a request. Leave the others out"),
+        ("flux2_klein", asked(pictures=5), "image[4]", "takes at most 4 pictures in a request"),
+        ("flux2_klein", asked(0.5, pictures=2), "strength", "needs a single picture"),
+        ("flux2_klein", asked(masked=True, pictures=2), "mask", "needs a single picture"),
     ],
 )
-def test_what_a_family_cannot_do_is_named(family: str, wanted: EditRequest, param: str):
-    with pytest.raises(RequestError) as caught:
+def test_what_a_family_cannot_do_is_named(family: str, wanted: EditRequest, param: str, said: str):
+    with pytest.raises(RequestError, match=said) as caught:
         check_edit(wanted, CLASSES[family])
     assert caught.value.param == param
 
