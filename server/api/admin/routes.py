@@ -73,6 +73,8 @@ class Reloaded(BaseModel):
     voices: Difference
     warnings: list[str]
     """Why voices are hidden or cannot speak, whether that is new or not."""
+    again: list[str]
+    """Models that answer 503 until they are loaded again, after their last answer."""
     later: list[str]
     """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
     certificate: Renewal | None
@@ -135,6 +137,7 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
         **asdict(applied.models),
         voices=applied.voices,
         warnings=list(applied.warnings),
+        again=list(applied.again),
         later=list(applied.later),
         certificate=applied.certificate,
     )

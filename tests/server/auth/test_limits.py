@@ -239,6 +239,7 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
             "removed": [],
             "voices": {"added": [], "changed": [], "removed": []},
             "warnings": [],
+            "again": [],
             "later": [],
             "certificate": None,
         }

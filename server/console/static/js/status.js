@@ -39,13 +39,15 @@ const detail = (fields) => Object.entries(fields ?? {})
   .filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length))
   .map(([field, value]) => `${field.replaceAll("_", " ")}: ${shown(value)}`).join("; ");
 
+const RELOADED = { again: "503 until loaded again", later: "other memory at the next load" };
+
 function Reload() {
   const found = useSignal(null), error = useSignal(null), busy = useSignal(false);
   const reload = () => trying(async () => {
     found.value = null;
     found.value = await post("v1/admin/reload", undefined);
   }, error, busy);
-  const changes = found.value && [...["added", "changed", "removed", "later"].map((what) => [what, found.value[what]]),
+  const changes = found.value && [...["added", "changed", "removed", "again", "later"].map((what) => [RELOADED[what] ?? what, found.value[what]]),
     ...["added", "changed", "removed"].map((what) => [`voices ${what}`, found.value.voices[what]])].filter(([, names]) => names?.length);
   return html`<h2>Configuration</h2>
     <button type="button" disabled=${busy.value} onClick=${reload}>Read models.yaml and the voices again</button>
