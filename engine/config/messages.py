@@ -193,6 +193,8 @@ def _range(schema: dict[str, Any]) -> str:
 def _described(value: object) -> str:
     if value is None:
         return "empty"
+    if value == "":
+        return "an empty text"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

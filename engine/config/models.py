@@ -40,7 +40,8 @@ def _one_of(what: str, choices: Callable[[], Collection[str]]) -> AfterValidator
     return AfterValidator(check)
 
 
-_Profile = Annotated[str, _one_of("profile", shipped)]
+_PROFILE = {"patternErrorMessage": "the name of a profile, like `sdxl`"}
+_Profile = Annotated[str, _one_of("profile", shipped), Field(json_schema_extra=_PROFILE)]
 _Demo = Annotated[Word, _one_of("demo", demo_names)]
 _Gib = Annotated[float, Field(gt=0, le=65536)]
 _Repository = Annotated[

@@ -58,6 +58,7 @@ def test_the_demo_that_stands_in_is_run_in_its_own_way(tmp_path: Path):
 @pytest.mark.parametrize(
     ("engine", "profile", "message"),
     [
+        ("", "null", "profile: must be the name of a profile, like `sdxl`, not empty"),
         ("", "sdxll", "there is no profile `sdxll`; did you mean `sdxl`?"),
         ("{negative_prompt: true}", "z-image-turbo", "needs a `guidance_scale` above 1"),
         ("{guidance_scale: 0}", "sdxl", "needs a `guidance_scale` above 1"),

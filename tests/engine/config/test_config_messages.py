@@ -77,7 +77,7 @@ WRONG_VALUES = [
     Wrong("weights: a", r'weights: "a\n"', 6, "models.a.weights", r"a\n"),
     Wrong("weights: a", "weights: ''", 6, "models.a.weights", "a folder below"),
     Wrong("weights: a", "weights: a\n    demo: A", 7, "models.a.demo", "small letters"),
-    Wrong("weights: a", "weights: a\n    owned_by: ''", 7, "models.a.owned_by", "text of 1 to 64 characters"),
+    Wrong("weights: a", "weights: a\n    owned_by: ''", 7, "models.a.owned_by", "text of 1 to 64 characters, not an empty text"),
     Wrong("dtype: auto", "dtype: bf16", 8, "models.a.engine.dtype", "must be one of `auto`, `bfloat16`"),
     Wrong("dtype: auto", "max_num_seqs: 0", 8, "models.a.engine.max_num_seqs", "a whole number from 1 to 65536, not 0"),
     Wrong("dtype: auto", "max_num_seqs: many", 8, "models.a.engine.max_num_seqs", 'not "many"'),
