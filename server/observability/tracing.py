@@ -4,33 +4,24 @@ Off unless an OTLP endpoint is configured. A span goes to a bounded queue, which
 collector that is down or slow costs spans and nothing else. The standard's environment variables say where and how.
 """
 
-import gzip
 import logging
 import os
 import threading
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import requests
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.re import parse_env_headers
-from requests.adapters import HTTPAdapter
-from urllib3.util import Retry
 
 from server.http.middleware import HEALTH_PATHS
 from server.observability.access_log import RequestRecord
@@ -40,12 +31,6 @@ _log = logging.getLogger("hearth.tracing")
 
 _FLUSH_SECONDS = 2.0
 _NOT_TRACED = HEALTH_PATHS | {"/metrics"}  # asked every few seconds, for ever
-
-_PACKINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress, "none": bytes}
-_SECONDS = 10.0
-_ASK_AGAIN = (429, 502, 503, 504)  # the statuses that the standard names
-_LOCAL = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-_REMOTE = _LOCAL | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 # All names of attributes and events. Those of `gen_ai` are still in development and may change.
 _FIELDS = {
@@ -207,105 +192,31 @@ def _variable(name: str) -> str:
     return os.environ.get(name, "").strip()
 
 
-class Exporter(SpanExporter):
-    """Sends spans as protobuf. Says once that they cannot be sent, and once that they can be again.
+class _Session(requests.Session):
+    def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+        """Have OTEL_EXPORTER_OTLP_CERTIFICATE go before REQUESTS_CA_BUNDLE."""
+        return super().merge_environment_settings(url, proxies, stream, verify or self.verify, cert)
 
-    OpenTelemetry's own exporter takes three times as long to encode one: it makes an object for each part and copies
-    it.
-    """
+
+class Exporter(OTLPSpanExporter):
+    """Says once that spans cannot be sent, and once that they can be again."""
 
     def __init__(self, metrics: Metrics) -> None:
-        """Raises `ValueError` if a variable is wrong."""
-        self._metrics = metrics
+        super().__init__(session=_Session())
+        self._sent = metrics.spans_sent
         self._failing = False
-        base = _variable("OTEL_EXPORTER_OTLP_ENDPOINT").removesuffix("/")
-        self._address = _variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or f"{base}/v1/traces"
-        self._seconds = float(_setting("TIMEOUT") or _SECONDS)
-        packing = _setting("COMPRESSION").lower() or "none"
-        if packing not in _PACKINGS:
-            raise ValueError(f"compression {packing!r} is none of {', '.join(_PACKINGS)}")
-        self._pack = _PACKINGS[packing]
-        self._session = session = requests.Session()
-        session.headers.update({"content-type": "application/x-protobuf"})
-        session.headers.update({} if packing == "none" else {"content-encoding": packing})
-        session.headers.update(parse_env_headers(_setting("HEADERS"), liberal=True))
-        self._verify = _setting("CERTIFICATE") or True
-        if certificate := _setting("CLIENT_CERTIFICATE"):
-            session.cert = (certificate, _setting("CLIENT_KEY") or certificate)
-        again = Retry(3, read=1, backoff_factor=0.5, status_forcelist=_ASK_AGAIN, allowed_methods=None)
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, HTTPAdapter(max_retries=again))
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        sent = self._post(spans)
-        if sent:
-            self._metrics.spans_sent.inc(len(spans))
-        if not sent and not self._failing:
+        result = super().export(spans)
+        failing = result is not SpanExportResult.SUCCESS
+        if not failing:
+            self._sent.inc(len(spans))
+        if failing and not self._failing:
             _log.warning(
                 "Traces cannot be sent and are lost; requests go on. Does the collector run, and accept OTLP/HTTP? Are "
                 "the variables OTEL_... right?"
             )
-        if self._failing and sent:
+        if self._failing and not failing:
             _log.warning("Traces are sent again.")
-        self._failing = not sent
-        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
-
-    def _post(self, spans: Sequence[ReadableSpan]) -> bool:
-        # The session's own `verify` would give way to REQUESTS_CA_BUNDLE.
-        post = partial(self._session.post, timeout=self._seconds, verify=self._verify, allow_redirects=False)
-        # RequestException is an OSError, like a certificate that is not there; signs that a header or protobuf cannot
-        # have, from a variable, are a ValueError.
-        with suppress(OSError, ValueError):
-            return post(self._address, self._pack(encoded(spans))).ok
-        return False
-
-    def shutdown(self) -> None:
-        self._session.close()
-
-
-def encoded(spans: Sequence[ReadableSpan]) -> bytes:
-    """Return the body that sends spans of one resource and one scope."""
-    request, first = ExportTraceServiceRequest(), spans[0]
-    resource = request.resource_spans.add(schema_url=first.resource.schema_url)
-    _add(resource.resource.attributes, first.resource.attributes)
-    scope = resource.scope_spans.add()
-    if first.instrumentation_scope:
-        scope.scope.name = first.instrumentation_scope.name
-    for span in spans:
-        parent = span.parent
-        made = scope.spans.add(
-            trace_id=span.context.trace_id.to_bytes(16, "big"),
-            span_id=span.context.span_id.to_bytes(8, "big"),
-            parent_span_id=parent.span_id.to_bytes(8, "big") if parent else b"",
-            name=span.name,
-            kind=Span.SPAN_KIND_SERVER,
-            start_time_unix_nano=span.start_time,
-            end_time_unix_nano=span.end_time,
-            flags=_REMOTE if parent and parent.is_remote else _LOCAL,
-        )
-        made.status.code = span.status.status_code.value
-        _add(made.attributes, span.attributes)
-        for event in span.events:
-            made.events.add(name=event.name, time_unix_nano=event.timestamp)
-    body: bytes = request.SerializeToString()
-    return body
-
-
-def _add(pairs: Any, attributes: Mapping[str, Any] | None) -> None:
-    for name, value in (attributes or {}).items():
-        _set(pairs.add(key=name).value, value)
-
-
-def _set(into: AnyValue, value: Any) -> None:
-    match value:
-        case str():
-            into.string_value = value
-        case bool():
-            into.bool_value = value
-        case int():
-            into.int_value = value
-        case float():
-            into.double_value = value
-        case _:
-            for one in value:
-                _set(into.array_value.values.add(), one)
+        self._failing = failing
+        return result
