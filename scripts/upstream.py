@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import json
 import re
 import subprocess
@@ -30,7 +29,7 @@ from engine.weights.download import Pull, Wanted, prepared
 from engine.weights.manifest import silent
 
 ROOT = Path(__file__).parents[1]
-# Of what is stated: below it nothing is changed.
+# Of what is stated: below it nothing is said.
 _TOLERANCE = 0.02
 _OTHER_CODE = "has other code"
 
@@ -50,19 +49,15 @@ class Found:
 def refresh_variants(arguments: list[str]) -> int:
     """Compares the variants of models.yaml with what the model hub says of their repositories.
 
-    Of each repository the list of files and the small descriptions are fetched, never the weights. What the file can
-    be given is printed as a difference, or written: the commit (`revision`), the size of the weights, that of the
-    download. What a person has to look at is a line on standard error and exit code 1: another licence, a gate,
-    another KV cache.
+    Of each repository the list of files and the small descriptions are fetched, never the weights. Each difference is
+    a line, and the exit code is 1: another commit than the pinned one, another size, licence or KV cache, a gate.
     """
     about = (refresh_variants.__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(prog="scripts/refresh-variants", description=about)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help="folders of variants; default: all")
-    parser.add_argument("--write", action="store_true", help="change the file")
     parser.add_argument("--models", type=Path, default=ROOT / "models.yaml", help="another models.yaml")
     parser.add_argument("--endpoint", help="another hub, like a mirror; default: HF_ENDPOINT")
     given = parser.parse_args(arguments)
-    before = text = given.models.read_text(encoding="utf-8")
     variants = [variant for spec in load_config(given.models).models.values() for variant in spec.variants]
     wanted = [each for each in variants if each.repository and (not given.variants or each.id in given.variants)]
     problems = [f"{name}: no such variant with a repository" for name in set(given.variants) - {v.id for v in wanted}]
@@ -73,13 +68,7 @@ def refresh_variants(arguments: list[str]) -> int:
             problems.append(f"{variant.id}: {error.message}")
             continue
         problems += [f"{variant.id}: {problem}" for problem in problems_of(variant, found)]
-        text = changed(text, variant, found)
-    name = given.models.name
-    old, new = before.splitlines(keepends=True), text.splitlines(keepends=True)
-    sys.stdout.writelines(difflib.unified_diff(old, new, name, f"{name} (hub)"))
-    if given.write:
-        given.models.write_text(text, encoding="utf-8")
-    sys.stderr.writelines(f"{problem}\n" for problem in problems)
+    sys.stdout.writelines(f"{problem}\n" for problem in problems)
     return 1 if problems else 0
 
 
@@ -107,7 +96,7 @@ def look_up(variant: VariantSpec, endpoint: str | None = None) -> Found:
 
 
 def problems_of(variant: VariantSpec, found: Found) -> Iterator[str]:
-    """Yield what a person has to decide."""
+    """Yield how the hub differs from what models.yaml says."""
     said = re.sub(r"[^a-z0-9]", "", variant.licence.lower())
     if found.is_gated:
         yield "its repository is gated: who pulls it has to accept terms first"
@@ -115,43 +104,22 @@ def problems_of(variant: VariantSpec, found: Found) -> Iterator[str]:
         yield "its model card names no licence"
     elif re.sub(r"[^a-z0-9]", "", found.licence.lower()) != said:
         yield f"its model card says licence {found.licence!r}, models.yaml {variant.licence!r}"
+    if variant.revision not in {None, found.revision}:
+        yield f"its newest commit is {found.revision}, models.yaml says {variant.revision}"
     needs = found.needs
-    if needs is None:
-        return
-    pairs = (
-        ("kv_kib_per_token", variant.kv_kib_per_token, needs.token_bytes / 1024),
-        ("kv_heads", variant.kv_heads or needs.kv_heads, needs.kv_heads),
-        ("state_mib_per_chat", variant.state_mib_per_chat, needs.state_bytes / 2**20),
-        ("max_context_length", variant.max_context_length or needs.positions, needs.positions),
-        ("sliding_window", variant.sliding_window or 0, needs.window or 0),
-    )
+    pairs = [("download_gib", variant.fetched_gib, found.download_gib)]
+    if needs is not None:
+        pairs = [
+            ("weights_gib", variant.weights_gib, found.weights_gib),
+            ("kv_kib_per_token", variant.kv_kib_per_token, needs.token_bytes / 1024),
+            ("kv_heads", variant.kv_heads or needs.kv_heads, needs.kv_heads),
+            ("state_mib_per_chat", variant.state_mib_per_chat, needs.state_bytes / 2**20),
+            ("max_context_length", variant.max_context_length or needs.positions, needs.positions),
+            ("sliding_window", variant.sliding_window or 0, needs.window or 0),
+        ]
     for key, here, there in pairs:
         if abs(here - there) > _TOLERANCE * max(here, there):
-            yield f"config.json comes to {key}: {there:g}, models.yaml says {here:g}"
-
-
-def changed(text: str, variant: VariantSpec, found: Found) -> str:
-    """Return models.yaml with what is known now of one variant; comments and order stay."""
-    start = re.search(rf"^ +- folder: {re.escape(variant.id)}\n", text, re.MULTILINE)
-    if start is None:  # written in another style: left to a person
-        return text
-    rest = text[start.end() :]
-    end = re.search(r"^ {0,6}\S|^ +- ", rest, re.MULTILINE)
-    block, after = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
-    block = _with(block, "revision", found.revision, "repository")
-    if found.needs is not None and abs(found.weights_gib - variant.weights_gib) > _TOLERANCE * variant.weights_gib:
-        block = _with(block, "weights_gib", f"{found.weights_gib:.1f}", "licence")
-    stated = variant.download_gib or variant.weights_gib
-    if abs(found.download_gib - stated) > _TOLERANCE * stated and found.needs is None:
-        block = _with(block, "download_gib", f"{found.download_gib:.1f}", "weights_gib")
-    return text[: start.end()] + block + after
-
-
-def _with(block: str, key: str, value: str, behind: str) -> str:
-    """Set a key of a variant's block, in the line after another key where it is new."""
-    if re.search(rf"^ +{key}:", block, re.MULTILINE):
-        return re.sub(rf"^( +{key}: *)[^\s#]+", rf"\g<1>{value}", block, count=1, flags=re.MULTILINE)
-    return re.sub(rf"^( +){behind}:.*\n", rf"\g<0>\g<1>{key}: {value}\n", block, count=1, flags=re.MULTILINE)
+            yield f"{key} comes to {there:g}, models.yaml says {here:g}"
 
 
 def check_vllm(arguments: list[str]) -> int:
