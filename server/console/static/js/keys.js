@@ -1,7 +1,7 @@
 // Keys of others, for administrators: made, shown once, changed, rotated, ended.
 import { base, get, me, post } from "./api.js";
 import { html, useEffect, useSignal } from "./lib.js";
-import { day, Dialog, Failure, Field, Lines, number, say } from "./widgets.js";
+import { day, Dialog, Failure, Field, Lines, number, say, trying } from "./widgets.js";
 
 const SCOPES = ["chat", "batch", "images", "audio", "embeddings", "models", "metrics", "admin"];
 const LIMITS = ["requests_per_minute", "tokens_per_minute", "parallel_requests", "batch_items", "images_per_day"];
@@ -15,17 +15,12 @@ export function Keys() {
     read();
     get("v1/admin/tiers").then((found) => (tiers.value = found.data), (failure) => (error.value = failure));
   }, []);
-  const act = async (path, body, done) => {
-    error.value = null;
-    try {
-      const answer = await post(`v1/admin/keys/${path}`, body);
-      if (answer.key) shown.value = answer;
-      else say(done);
-      await read();
-    } catch (failure) {
-      error.value = failure;
-    }
-  };
+  const act = (path, body, done) => trying(async () => {
+    const answer = await post(`v1/admin/keys/${path}`, body);
+    if (answer.key) shown.value = answer;
+    else say(done);
+    await read();
+  }, error);
   const now = new Date().toISOString();
   const over = (key) => key.revoked_at ?? (key.expires_at && key.expires_at < now ? key.expires_at : null);
   const found = keys.value.filter((key) => (ended.value || !over(key)) && `${key.name} ${key.public_id}`.toLowerCase().includes(wanted.value.toLowerCase()));
@@ -91,19 +86,17 @@ function Form({ old, tiers, done }) {
   const set = (changes) => (fields.value = { ...fields.value, ...changes });
   const toggle = (list, one) => (list.includes(one) ? list.filter((other) => other !== one) : [...list, one]);
   const tier = tiers.find((one) => one.id === fields.value.tier);
-  const save = async (event) => {
+  const save = (event) => {
     event.preventDefault();
     const { expires, limits, ...rest } = fields.value;
     const body = { ...rest, limits: Object.fromEntries(LIMITS.map((name) => [name, limits[name] === "" ? null : Number(limits[name])])) };
     const end = expires ? `${expires}T23:59:59Z` : null;
-    try {
+    trying(async () => {
       if (fresh) return done(await post("v1/admin/keys", { ...body, expires_at: end }));
       const answer = await get(`v1/admin/keys/${old.public_id}`, { method: "PATCH", body });
       if (expires !== (old.expires_at?.slice(0, 10) ?? "")) await post(`v1/admin/keys/${old.public_id}/expire`, { expires_at: end });
       done(answer);
-    } catch (failure) {
-      error.value = failure;
-    }
+    }, error);
   };
   const check = (label, checked, change) => html`<label key=${label}><input type="checkbox" checked=${checked} onChange=${change} /> ${label}</label>`;
   return html`<form onSubmit=${save}>

@@ -195,18 +195,13 @@ function Fetch() {
     plan.value = null;
     plan.value = await get("v1/admin/plan");
   }, error, busy);
-  const watch = async (models) => {
+  const watch = (models) => trying(async () => {
     lines.value = [];
-    error.value = null;
-    try {
-      for await (const event of events("v1/admin/weights/pull", { models })) {
-        const text = event.type === "weights.done" ? (event.ok ? "Done. Reload the configuration under Status." : "It failed.") : event.text;
-        lines.value = [...lines.value, text].slice(-200);
-      }
-    } catch (failure) {
-      error.value = failure;
+    for await (const event of events("v1/admin/weights/pull", { models })) {
+      const text = event.type === "weights.done" ? (event.ok ? "Done. Reload the configuration under Status." : "It failed.") : event.text;
+      lines.value = [...lines.value, text].slice(-200);
     }
-  };
+  }, error);
   const missing = plan.value?.not_here ?? [];
   return html`<h2>Weights</h2>
     <button type="button" disabled=${busy.value} onClick=${ask}>${busy.value ? "Looking" : "What would fit this machine?"}</button>

@@ -1,20 +1,13 @@
 // Signing in with a key, which goes to the server once and is not kept.
 import { signIn } from "./api.js";
 import { html, useSignal } from "./lib.js";
-import { Failure, Field } from "./widgets.js";
+import { Failure, Field, trying } from "./widgets.js";
 
 export function SignIn({ problem }) {
   const key = useSignal(""), error = useSignal(null), busy = useSignal(false);
-  const submit = async (event) => {
+  const submit = (event) => {
     event.preventDefault();
-    busy.value = true;
-    error.value = null;
-    try {
-      await signIn({ key: key.value });
-    } catch (failure) {
-      error.value = failure;
-      busy.value = false;
-    }
+    trying(() => signIn({ key: key.value }), error, busy);
   };
   return html`<main class="sign-in">
     <h1><img src="console/icon.svg" alt="" width="40" height="40" /> Hearth</h1>

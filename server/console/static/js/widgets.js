@@ -19,7 +19,7 @@ export function Failure({ error }) {
 }
 
 // Waits for `act`, with `busy` on meanwhile; what goes wrong is in `error`.
-export async function trying(act, error, busy) {
+export async function trying(act, error, busy = {}) {
   busy.value = true;
   error.value = null;
   try {
