@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.exceptions import GenerationError as VllmGenerationError
-from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -24,7 +24,7 @@ from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import invalid_schema
 from engine.backends.vllm.request import PromptField, prompt_too_long
 from engine.backends.vllm.tool_calls import CallStream
-from engine.errors import EngineError, GenerationError, OverloadedError, RequestError, engine_died
+from engine.errors import EngineError, GenerationError, RequestError, engine_died
 from engine.stream import TokenStream
 from engine.types import ChatDelta, ChatStep, Prompt, PromptToken, TextRequest, TokenLogprob, Usage
 
@@ -68,9 +68,6 @@ class TranslatedErrors:
         match error:
             case EngineDeadError():
                 ours = engine_died()
-            case GracefulHTTPError():
-                sentence = "The queue of this model is full. Try again in a few seconds."
-                ours = OverloadedError(sentence, retry_after_seconds=2)
             case VLLMClientError():
                 ours = self._refusal(error)
             case VllmGenerationError() | EngineGenerateError():
