@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
+import anyio
 import yaml
 from bench.load import BenchError, load_generator
 from bench.report import versions
@@ -192,6 +192,7 @@ class Proving:
         with load_generator(place.environment, place.log("load")) as server.generator:
             for model in (await _get(server, "/v1/models"))["data"]:
                 await self._prove_model(server, model["id"], set(model["capabilities"]))
+            await proof.try_step("every endpoint of every model", partial(_doctor, place), 2 * _LOAD_SECONDS)
             turns = partial(_turns, server, self.placed)
             await proof.try_step("models that take turns: one after the other", turns, 2 * _LOAD_SECONDS)
         await proof.try_step("memory: planned and used", partial(self._memory, server))
@@ -205,9 +206,8 @@ class Proving:
             for size in (512, 1024):
                 for count in (1, 4):
                     await proof.try_step(f"{name}: {count} x {size}", partial(_images, server, name, size, count))
-        for capability, (what, work) in _OTHERS.items():
-            if capability in capabilities:
-                await proof.try_step(f"{name}: {what}", partial(work, server, name))
+        if "embedding" in capabilities:
+            await proof.try_step(f"{name}: 256 texts", partial(_vectors, server, name))
 
     async def _prove_chat(self, server: Server, name: str, capabilities: set[str]) -> None:
         proof = self.proof
@@ -379,32 +379,6 @@ async def _images(server: Server, name: str, size: int, count: int) -> dict[str,
     return {"seconds_per_image": round((time.monotonic() - begun) / count, 2)}
 
 
-async def _speech(server: Server, name: str) -> dict[str, Any]:
-    return {"bytes": len(await _spoken(server, name))}
-
-
-async def _spoken(server: Server, name: str) -> bytes:
-    body = {"model": name, "input": "Good morning.", "voice": "alloy", "response_format": "wav"}
-    status, sound = await asyncio.to_thread(server.ask, "/v1/audio/speech", body)
-    if status != 200 or not sound.startswith(b"RIFF"):
-        raise BenchError(f"status {status}")
-    return sound
-
-
-async def _heard(server: Server, name: str) -> dict[str, Any]:
-    """Have a model write down what another says."""
-    listed = (await _get(server, "/v1/models"))["data"]
-    speaker = next((one["id"] for one in listed if "speech" in one["capabilities"]), None)
-    if speaker is None:
-        raise Skipped("no model says what could be written down")
-    sound = await _spoken(server, speaker)
-    async with httpx2.AsyncClient(base_url=f"http://{server.host}:{server.port}", timeout=_RESTART_SECONDS) as client:
-        headers = {"Authorization": f"Bearer {server.key}"}
-        form: dict[str, Any] = {"data": {"model": name}, "files": {"file": ("a.wav", sound, "audio/wav")}}
-        answer = await client.post("/v1/audio/transcriptions", headers=headers, **form)
-    return {"text": _answer("/v1/audio/transcriptions", (answer.status_code, answer.content))["text"][:80]}
-
-
 async def _vectors(server: Server, name: str) -> dict[str, Any]:
     texts = [f"Room {number} has {number % 7} windows." for number in range(256)]
     begun = time.monotonic()
@@ -415,21 +389,14 @@ async def _vectors(server: Server, name: str) -> dict[str, Any]:
     return {"tokens_per_second": round(tokens / (time.monotonic() - begun))}
 
 
-async def _ranks(server: Server, name: str) -> dict[str, Any]:
-    texts = ["Bananas are yellow.", "Paris is the capital of France.", "A week has seven days."]
-    body = {"model": name, "query": "What is the capital of France?", "documents": texts}
-    found = (await _post(server, "/v1/rerank", body))["results"]
-    if found[0]["index"] != 1:
-        raise BenchError(f"first came {texts[found[0]['index']]!r}")
-    return {"scores": [round(one["relevance_score"], 3) for one in found]}
-
-
-_OTHERS: dict[str, tuple[str, Callable[[Server, str], Awaitable[dict[str, Any]]]]] = {
-    "speech": ("a sentence", _speech),
-    "embedding": ("256 texts", _vectors),
-    "rerank": ("the right text first", _ranks),
-    "transcription": ("a spoken sentence", _heard),
-}
+async def _doctor(place: Workspace) -> dict[str, Any]:
+    """Have `hearth doctor` ask every endpoint of every model."""
+    command = (str(place.hearth), "doctor", "--unloaded", "--json")
+    done = await anyio.run_process(command, env=place.environment, check=False)
+    asked = [one for one in json.loads(done.stdout)["findings"] if one["area"] == "self-test"]
+    if wrong := [one["message"] for one in asked if one["verdict"] == "problem"]:
+        raise BenchError("; ".join(wrong))
+    return {"answered": sum(one["verdict"] == "ok" for one in asked)}
 
 
 async def _awake(server: Server, name: str, capabilities: set[str]) -> float:
