@@ -35,8 +35,8 @@ from server.http.bodies import Bodies
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Cors, Gate, RequestContext
 from server.observability.access_log import AccessLog
-from server.observability.metrics import CachedPage, Metrics
-from server.observability.status_server import Inspection, Lately, Peers
+from server.observability.metrics import PAGE_SECONDS, Kept, Metrics
+from server.observability.status_server import INSPECTED_SECONDS, Inspection, Lately, Peers
 from server.observability.tracing import Tracing
 from server.settings import Settings, database_url, files_bucket, files_folder, reserve_bytes
 from server.store.batches import BatchStore
@@ -123,8 +123,8 @@ def create_app(settings: Settings, config: Config, place: Place = Place()) -> He
     app.state.bodies = Bodies(settings.max_bodies_bytes)
     app.state.metrics = Metrics(config.entries)
     app.state.lately = Lately(app.state.metrics)
-    app.state.metrics_page, app.state.status_page = CachedPage(), CachedPage()
-    app.state.inspection = Inspection()
+    app.state.metrics_page, app.state.status_page = Kept[bytes](PAGE_SECONDS), Kept[bytes](PAGE_SECONDS)
+    app.state.inspection = Kept[Inspection](INSPECTED_SECONDS)
     app.state.once_links, app.state.sign_ins = OnceLinks(), SignIns()
     errors.install(app)
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)

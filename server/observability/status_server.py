@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import psutil
 from fastapi import FastAPI
@@ -61,7 +61,9 @@ _SHOWN = 5
 _REFUSALS = 1000
 _LINES = 50
 _QUESTION_SECONDS = 10.0
-_INSPECTED_SECONDS = 30.0
+INSPECTED_SECONDS = 30.0
+# Which engine's each process is, what the engines' processes have in RAM, and the machine.
+Inspection: TypeAlias = tuple[dict[int, str], dict[str, int], Hardware]
 
 
 class Peers(Protocol):
@@ -90,11 +92,13 @@ def degraded(app: FastAPI) -> str | None:
 
 
 async def read_status(app: FastAPI) -> Status:
-    """Look at everything. What belongs to the event loop is read on it, processes and GPUs by `Inspection`."""
+    """Look at everything. What belongs to the event loop is read on it, processes and GPUs 30 s ago at most."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
     loads, states = engine.loads(), engine.health()
     swaps, running, draining = engine.swaps, drain.running, drain.draining
-    families, ram, hardware = await app.state.inspection.of(loads)
+    pids = {pid for load in loads for pid in load.pids}
+    look: Callable[[], Awaitable[Inspection]] = partial(asyncio.to_thread, _inspect, loads)
+    families, ram, hardware = await app.state.inspection.read(look, pids)
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
     held = _Held(ram, _on_gpus_now(hardware.gpus, families))
     models = [_model(health, _load_of(health, loads), held, app.state.metrics.last_minute) for health in states]
@@ -138,27 +142,8 @@ def answers(app: FastAPI) -> dict[Question, Callable[[], Awaitable[bytes]]]:
     return {"status": status, "refusals": refusals, "metrics": partial(read_page, app)}
 
 
-class Inspection:
-    """What processes and GPUs hold, looked at when it is asked for and 30 s old at most: a look takes 50 to 150 ms."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._found: tuple[dict[int, str], dict[str, int], Hardware] | None = None
-        self._looked_at = 0.0
-        self._pids: set[int] = set()
-
-    async def of(self, loads: Collection[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
-        """Return which engine's each process is, RAM by engine, and the machine; again where processes changed."""
-        pids = {pid for load in loads for pid in load.pids}
-        async with self._turn:
-            if self._found is None or pids != self._pids or time.monotonic() - self._looked_at > _INSPECTED_SECONDS:
-                self._found = await asyncio.to_thread(_inspect, loads)
-                self._pids, self._looked_at = pids, time.monotonic()
-            return self._found
-
-
-def _inspect(loads: Iterable[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
-    """Return which engine's each process is, what the engines' processes have in RAM, and the machine. Blocks."""
+def _inspect(loads: Iterable[ModelLoad]) -> Inspection:
+    """Look at processes and GPUs. Blocks, for 50 to 150 ms."""
     families = {pid: engine.id for model in loads for engine in model.engines or (model,) for pid in engine.pids}
     ram: Counter[str] = Counter()
     for one in psutil.Process().children(recursive=True):  # parents before their children

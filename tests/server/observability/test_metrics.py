@@ -12,7 +12,7 @@ from metrics_parts import Page
 from serving import CANARY, ROOT, Server, async_poll_until
 
 from server.observability.access_log import RequestRecord
-from server.observability.metrics import CACHED_SECONDS, CachedPage, Metrics
+from server.observability.metrics import PAGE_SECONDS, Kept, Metrics
 from server.store.usage import Usage
 
 CHATS = ("service-plus", "service-pro")
@@ -74,7 +74,7 @@ async def test_answers_are_counted_by_tier_while_they_run(http: httpx2.AsyncClie
 
 
 async def test_whoever_reads_in_a_loop_has_the_page_made_no_more_than_once_a_second():
-    kept, made, go = CachedPage(), [], asyncio.Event()
+    kept, made, go = Kept[bytes](PAGE_SECONDS), [], asyncio.Event()
 
     async def make() -> bytes:
         made.append(asyncio.get_running_loop().time())
@@ -88,11 +88,11 @@ async def test_whoever_reads_in_a_loop_has_the_page_made_no_more_than_once_a_sec
     assert await asyncio.gather(*together) == [b"1"] * 4
     while await kept.read(make) == b"1":  # noqa: ASYNC110 - until the clock says so
         await asyncio.sleep(0)
-    assert made[1] - made[0] >= CACHED_SECONDS
+    assert made[1] - made[0] >= PAGE_SECONDS
 
 
 async def test_a_page_that_could_not_be_made_is_made_anew():
-    kept = CachedPage()
+    kept = Kept[bytes](PAGE_SECONDS)
 
     async def fail() -> bytes:
         raise OSError
@@ -103,6 +103,15 @@ async def test_a_page_that_could_not_be_made_is_made_anew():
     with pytest.raises(OSError):  # noqa: PT011  # ours has no text
         await kept.read(fail)
     assert await kept.read(make) == b"page"
+
+
+async def test_what_is_about_something_else_is_made_anew():
+    kept, numbers = Kept[int](PAGE_SECONDS), iter(range(9))
+
+    async def make() -> int:
+        return next(numbers)
+
+    assert [await kept.read(make, about) for about in ({1}, {1}, {1, 2}, {1, 2}, set())] == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.engine
