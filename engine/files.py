@@ -35,14 +35,17 @@ def write_record(file: Path, record: msgspec.Struct, consequence: str) -> None:
         _log.warning("%s cannot be written (%s): %s.", file, error, consequence)
 
 
-def write_atomically(path: Path, content: bytes | str, *, durable: bool = False) -> None:
+def write_atomically(path: Path, content: bytes | str, *, durable: bool = False, private: bool = False) -> None:
     """Replace a small file in one moment; `durable`: it survives a power cut from then on. Blocks.
 
-    One process at a time writes a file. Raises `OSError`, and then the old content stays and nothing is left over.
+    `private`: only we may read it. One process at a time writes a file. Raises `OSError`, and then the old content
+    stays and nothing is left over.
     """
     part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
     try:
-        with part.open("wb") as file:
+        made = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(made, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 file.flush()

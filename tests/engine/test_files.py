@@ -19,3 +19,10 @@ def test_what_cannot_be_replaced_stays_and_no_part_is_left(tmp_path: Path):
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path / "a.json", "new")
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_private_file_is_only_ours_even_where_another_part_lay(tmp_path: Path):
+    (tmp_path / ".key.part").write_text("for all to read")
+    write_atomically(tmp_path / "key", b"secret", private=True)
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["key"]

@@ -24,6 +24,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from engine import ImageFormat
+from engine.files import write_atomically
 from server.batches.folder import NO_SPACE
 from server.errors import ApiError, storage_failed
 from server.settings import Settings
@@ -157,12 +158,12 @@ class ImageFiles:
         newest = self.clock() - _PART_SECONDS if self.shared else math.inf  # what others are writing is younger
         for file in self.path.glob(f"*{_PART}"):
             with suppress(FileNotFoundError):
-                if _NAME.fullmatch(file.name.removesuffix(_PART)) and file.stat().st_mtime <= newest:
+                if _NAME.fullmatch(file.name.strip(".").removesuffix(_PART)) and file.stat().st_mtime <= newest:
                     file.unlink()
 
     def _write_now(self, name: str, data: bytes) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
-        _write_private(self.path / name, data)
+        write_atomically(self.path / name, data, private=True)
 
     def _read_now(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
@@ -231,7 +232,8 @@ class ImageLinks:
             if len(key := file.read_bytes()) == _KEY_BYTES:
                 return cls(key)
         key = secrets.token_bytes(_KEY_BYTES)
-        _write_private(file, key)  # a damaged one signs nothing; the links that it may have signed are lost
+        # A damaged one signs nothing; the links that it may have signed are lost.
+        write_atomically(file, key, private=True)
         return cls(key)
 
     def path(self, name: str, expires_at: int) -> str:
@@ -264,16 +266,3 @@ def public_base_url(request: Request, settings: Settings) -> str:
         name, port = request.scope["server"]
         host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
     return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}/v1"
-
-
-def _write_private(file: Path, data: bytes) -> None:
-    """Write a file that only we may read, whole or not at all."""
-    part = file.with_name(f"{file.name}{_PART}")
-    part.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-            opened.write(data)
-        part.replace(file)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -226,7 +226,7 @@ async def test_what_comes_during_a_sweep_does_not_stay_too_large(path: Path):
 
 
 async def test_what_a_killed_server_had_half_written_goes_at_the_start_and_nothing_else(path: Path):
-    made(path, f"{'a' * 32}.png.part", f"{'b' * 32}.webp.part", "notes.part", "notes.png", f"{'c' * 32}.png")
+    made(path, f".{'a' * 32}.png.part", f"{'b' * 32}.webp.part", "notes.part", "notes.png", f"{'c' * 32}.png")
     async with files_at(path, later_seconds=-HOUR):
         pass
     assert names_in(path) == [f"{'c' * 32}.png", "notes.part", "notes.png"]
@@ -236,7 +236,7 @@ async def test_what_a_killed_server_had_half_written_goes_at_the_start_and_nothi
 
 
 async def test_of_a_shared_folder_only_what_is_half_written_for_an_hour_goes(path: Path):
-    parts = [f"{moment:032}.png.part" for moment in (6399, 6400, 6401)]
+    parts = [f".{moment:032}.png.part" for moment in (6399, 6400, 6401)]
     made(path, *parts)
     for moment, part in zip((6399, 6400, 6401), parts, strict=True):
         os.utime(path / part, (moment, moment))
