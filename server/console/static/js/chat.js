@@ -4,7 +4,7 @@ import * as kept from "./chats.js";
 import { Component, html, signal, useEffect, useRef, useSignal } from "./lib.js";
 import { Markdown } from "./markdown.js";
 import { Record, transcribe, transcribing } from "./sound.js";
-import { Copy, Failure, Field } from "./widgets.js";
+import { Copy, Failure, Field, trying } from "./widgets.js";
 
 const problem = signal(null);
 
@@ -196,15 +196,11 @@ function Results({ calls, send }) {
 function Composer({ chat, live, ask, ready, seeing, hears }) {
   const text = useSignal(""), pictures = useSignal([]), listening = useSignal(false), file = useRef(), area = useRef();
   const dictated = async (sound) => {
-    listening.value = true;
-    try {
+    await trying(async () => {
       const said = await transcribe(sound, { model: hears });
-      if (said) text.value = `${text.value}${text.value && !/\s$/.test(text.value) ? " " : ""}${said}`;
-      else problem.value = new Error("No speech was found in the recording.");
-    } catch (error) {
-      problem.value = error;
-    }
-    listening.value = false;
+      if (!said) throw new Error("No speech was found in the recording.");
+      text.value = `${text.value}${text.value && !/\s$/.test(text.value) ? " " : ""}${said}`;
+    }, problem, listening);
     area.current?.focus();
   };
   const take = async (files) => {
