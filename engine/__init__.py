@@ -1,4 +1,4 @@
-"""Hearth's engine: models and hardware. This module is the front door; what else server uses is named in DESIGN.md."""
+"""Hearth's engine: models and hardware. This module is its interface; DESIGN.md names what else the server uses."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -66,5 +66,5 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        """Import what is asked for: no command waits for what another one needs."""
+        """Import the module of a name on first use, so that a command loads only what it needs."""
         return getattr(importlib.import_module(_ELSEWHERE.get(name, "engine.types")), name)

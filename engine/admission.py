@@ -1,13 +1,12 @@
-"""Lets requests into one model: as many as it can run, the fairest next, and some room always kept for newcomers.
+"""Admits requests to one model: as many as it can run, in a fair order, with some places always kept for newcomers.
 
-vLLM has a queue and priorities of its own, but no place of a running sequence is ever taken for a waiting one there:
-what must not wait has to find a free place. The order of the waiting ones is `FairQueue`'s.
-How long an answer becomes is known at its end. Where running ones outgrow the KV cache, vLLM preempts the sequence with
-the largest `ChatTicket.priority`: the youngest one of the owner who has the most, never a newcomer's. Our plugin has it
-do so for a newcomer without a block, too.
-Interactive requests pass one admission, that of the loaded model. Batch and background requests wait at another one
-before, while nothing of them is rendered and they have no lease: it counts sequences alone, and lives as long as the
-model is configured.
+vLLM has a queue and priorities of its own, but never preempts a running sequence for a waiting one: an urgent request
+must find a free place. `FairQueue` orders the waiting requests.
+The length of an answer is known only at its end. When running answers outgrow the KV cache, vLLM preempts the sequence
+with the largest `Ticket.priority`: the youngest of the owner with the most, never a newcomer's. Our plugin also has
+vLLM preempt one for a newcomer that got no block.
+Interactive requests pass one admission, that of the loaded model. Batch and background requests pass another one first,
+before they are rendered and have a lease. It counts sequences only, and lives as long as the model is configured.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _PRIORITY_BITS = 40  # below the urgency
 BATCH_PRIORITY = Urgency.BATCH << _PRIORITY_BITS
 BACKGROUND_PRIORITY = Urgency.BACKGROUND << _PRIORITY_BITS
 SEQUENCE = 1 << 24  # in priorities: a sequence of the same owner; less than that is its size in tokens
-# After the last interactive request the next one is still to be expected: agents ask again at once. What has until
-# tomorrow also waits for a person who reads and asks again.
+# After an interactive request another one is likely: an agent's at once, a person's after some reading. Background
+# requests, which have until tomorrow, wait for both.
 BACKGROUND_QUIET_SECONDS = 5.0
 # What a token of an answer costs compared to one of the prompt, as in the paper that `FairQueue` follows.
 ANSWER_TOKEN_COST = 2.0
@@ -51,16 +50,16 @@ _MOST_IDLE_OWNERS = 1024
 
 
 def beside_interactive(sequences: int) -> int:
-    """Return how many of a model's places what can wait may have beside interactive requests: 1/32."""
+    """Return how many places batch and background requests may have beside interactive ones: 1/32."""
     return max(1, sequences // 32)
 
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers of a model that keep the same for each sequence: a block for so many of its tokens.
+    """Layers of a model with one cache layout: a sequence takes a block for each `block_tokens` of its tokens.
 
-    `most_blocks`: of a sequence, however long it becomes; None: there is no such limit. `more_blocks`: beside them,
-    however short it is.
+    `most_blocks` limits these blocks of a sequence; None: no limit. `more_blocks` are taken in addition, even by a
+    short sequence.
     """
 
     block_tokens: int
@@ -76,13 +75,13 @@ class KvGroup:
 class Room:
     """How much may run in a model at the same time.
 
-    `sequences`: generated at the same time. `kept_for_interactive` of them are never taken by batches, and
-    `kept_for_newcomers` only by keys that have nothing running. `waiting`: interactive requests that may wait;
-    batches bound themselves. `kv_room`: what running conversations may take together, in blocks of the KV cache if
-    there are `kv_groups`, all of which take from the same ones, else in tokens; None where it is not known.
-    `beside_interactive`: of an admission before rendering; so many sequences run while interactive requests run in the
-    model, and some time longer, because each running sequence makes every step longer for all. As many are not taken by
-    background requests at other times.
+    `sequences` run at the same time. Batches never take the last `kept_for_interactive` of these places; only keys
+    with nothing running take the last `kept_for_newcomers`. `waiting`: interactive requests that may wait; batches
+    bound themselves. `kv_room`: the size of the KV cache, in blocks if there are `kv_groups` (all take from the same
+    blocks), else in tokens; None if unknown.
+    `beside_interactive`, of an admission before rendering: how many sequences run while interactive requests run in
+    the model and shortly after, because each sequence makes every step longer. At other times background requests
+    leave as many places free.
     """
 
     sequences: int
@@ -97,7 +96,7 @@ class Room:
     background_quiet_seconds: float = BACKGROUND_QUIET_SECONDS
 
     def taken(self, tokens: int, sequences: int) -> int:
-        """Return what so many sequences take that have so many tokens together, in units of `kv_room`."""
+        """Return what `sequences` with `tokens` in total take of `kv_room`."""
         if not self.kv_groups:
             return tokens
         each = -(-tokens // sequences)
@@ -126,7 +125,7 @@ class Claim:
 
 @dataclass(slots=True)
 class FairQueue:
-    """All waiting claims of one model, and the counters of their owners: the one who has had the least lately is next.
+    """All waiting claims of one model, and a counter per owner: the owner with the smallest counter is next.
 
     The algorithm is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024,
     arXiv 2401.00588), with its counter lift: a key that comes back after a pause starts at the smallest counter of
@@ -169,7 +168,7 @@ class FairQueue:
         yield from sorted(heads, key=lambda claim: self._rank(claim, now))
 
     def charge(self, claim: Claim, answer_tokens: float) -> None:
-        """Set what the owner's counter was charged for this claim: when it begins by guess, at its end for sure."""
+        """Charge the owner's counter for a claim: an estimate when it begins, replaced by the real cost at its end."""
         cost = (claim.prompt_tokens + ANSWER_TOKEN_COST * answer_tokens) / claim.weight
         self._counters[claim.owner] = self._counters.get(claim.owner, 0.0) + cost - claim.cost
         claim.cost = cost
@@ -180,7 +179,7 @@ class FairQueue:
             self._counters = {name: count for name, count in self._counters.items() if count > floor or name in kept}
 
     def to_refuse(self, urgency: Urgency, owner: str) -> Claim | None:
-        """Return the last claim of who has the most waiting; None where one more of `owner` would be that one."""
+        """Return the newest claim of the owner with the most waiting; None if a new claim of `owner` would be that."""
         queues = {who: claims for (kind, who), claims in self._waiting.items() if kind == urgency}
         longest = max(queues.values(), key=len, default=deque[Claim]())
         return longest[-1] if self.fair and len(longest) > len(queues.get(owner, ())) + 1 else None
@@ -188,7 +187,7 @@ class FairQueue:
     def _rank(self, claim: Claim, now: float) -> tuple[int, float, bool, float]:
         if not self.fair:
             return claim.urgency_at(now), 0.0, False, claim.arrived_at
-        # A newcomer is lifted to the smallest counter, often that of a flood: no owner is served twice on a draw.
+        # A newcomer is lifted to the smallest counter, often a busy owner's: on a tie the owner served last goes last.
         just_served = claim.owner == self._last_served
         return claim.urgency_at(now), self._counters[claim.owner], just_served, claim.arrived_at
 
@@ -201,10 +200,10 @@ class FairQueue:
 
 
 class InFlight(Counter[str | None]):
-    """How many requests each owner has in flight. None is an owner like any other: one that is not known."""
+    """How many requests each owner has in flight. All unknown owners together count as one, None."""
 
     def has_share(self, owner: str | None, most: int) -> bool:
-        """Whether `most` are in flight, and of these as many are the owner's as if all had equally many."""
+        """Whether `most` requests are in flight, and the owner has an equal share of these or more."""
         return self.total() >= most and self[owner] * len(self) >= most
 
     def add(self, owner: str | None) -> None:
@@ -217,7 +216,7 @@ class InFlight(Counter[str | None]):
 
 
 class _Standing(IntEnum):
-    """Who may use the places that are kept: each class those kept from the classes below it."""
+    """Which reserved places a claim may take: each class those that are closed to the classes below it."""
 
     NEWCOMER = 0
     REGULAR = 1
@@ -256,14 +255,14 @@ class Admission:
         return len(self._queue)
 
     def resize(self, room: Room) -> None:
-        """Let in so much from now on; what runs goes on."""
+        """Apply new limits from now on; running requests continue."""
         self._room = room
         self._dispatch()
 
     def arrive(self, request: Request) -> None:
         """Count a request as in flight, waiting or running, until `depart`.
 
-        Raises `OverloadedError`, before any work is done for it, where it could only be refused later.
+        Raises `OverloadedError` if the queue would refuse it later anyway, before any work is done for it.
         """
         most = self._room.sequences + self._room.waiting
         if request.urgency == Urgency.INTERACTIVE and self._in_flight.has_share(request.owner, most):
@@ -295,7 +294,7 @@ class Admission:
             self._unquiet.popitem()[1].cancel()
 
     def end_interactive(self) -> None:
-        """Go on so a little longer, if this was the last."""
+        """After the last one, keep that limit for `quiet_seconds` or `background_quiet_seconds`."""
         self._interactive -= 1
         if not self._interactive:
             later, room = asyncio.get_running_loop().call_later, self._room
@@ -305,7 +304,7 @@ class Admission:
             }
 
     def close(self) -> None:
-        """Its engine has died: refuse all that wait or arrive later."""
+        """Refuse all requests that wait or come later: the engine has died."""
         self._closed = True
         for claim in list(self._waiting):
             self._refuse(claim, engine_died(NotStartedError))
@@ -321,10 +320,10 @@ class Admission:
         urgency: Urgency = Urgency.INTERACTIVE,
         made: Callable[[], int] | None = None,
     ) -> Ticket:
-        """Wait until it is dispatched, and keep its room until the block is left (`async with`). May be cancelled.
+        """Return a ticket; `async with` waits until it is dispatched and keeps its room until the block is left.
 
-        `made` says how many tokens the answers have by now. Raises `OverloadedError` at once when too many wait, or
-        later when a newcomer takes the place in the queue of an owner with many.
+        `made` returns how many tokens the answers have so far. The wait may be cancelled. It raises `OverloadedError`
+        at once if the queue is full, or later if a request of an owner with fewer takes this one's place in it.
         """
         room = min(sequences, self._room.sequences)
         expected = room * min(float(max_tokens), max(self._mean_answer_tokens, _FEWEST_EXPECTED_TOKENS))
@@ -349,9 +348,9 @@ class Admission:
             ticket.priority += min(_expected_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
 
     def end(self, ticket: Ticket, *, cut_off: bool) -> None:
-        """Give its room back. One that was `cut_off` says nothing of how long answers take."""
+        """Give its room back. A request that was `cut_off` does not count for the mean length of answers."""
         if cut_off:
-            # How long an answer is that was not streamed is not known when its client leaves: the guess stays.
+            # The length of an answer that was not streamed is unknown when its client leaves: the estimate stays.
             self._leave(ticket, ticket.answer_tokens or ticket.expected_answer_tokens, 0.0)
         else:
             self._leave(ticket, ticket.answer_tokens, self._clock() - ticket.begun_at)
@@ -375,7 +374,7 @@ class Admission:
             raise
 
     def _refuse_one(self, claim: Claim) -> None:
-        """Where the queue is full: refuse the newest claim of the owner with the most, which may be this one's."""
+        """If the queue is full, refuse the newest claim of the owner with the most; that may be this claim."""
         if claim.urgency != Urgency.INTERACTIVE or self._queue.count(Urgency.INTERACTIVE) < self._room.waiting:
             return
         last = self._queue.to_refuse(Urgency.INTERACTIVE, claim.owner)
@@ -399,10 +398,10 @@ class Admission:
         )
 
     def _dispatch(self) -> None:
-        """Let in what fits, in order.
+        """Dispatch what fits, in order.
 
-        A claim that does not fit holds up those behind it, so that large requests are not passed for ever: only those
-        go past it for which more places are kept, and where the KV cache is full, those with less than a share of it.
+        A claim that does not fit holds up those behind it, so that a large one is not passed for ever. Two kinds pass:
+        claims with more reserved places and, if only the KV cache is full, those of owners below an equal share of it.
         """
         while self._queue and not self._paused:
             claim = self._next()
@@ -457,7 +456,7 @@ class Admission:
         return claim.sequences <= most - self.running - kept
 
     def _lacks_tokens(self, claim: Claim) -> bool:
-        """Whether the KV cache is too full for it, and its owner has more of it than an equal share."""
+        """Whether the KV cache is too full for a claim, and its owner would have more than an equal share of it."""
         most = self._room.kv_room
         if most is None or not self._exceeds_share(claim):
             return False
@@ -466,9 +465,9 @@ class Admission:
         return expected > most or used + self._room.taken(claim.prompt_tokens, claim.sequences) > _FULL * most
 
     def _exceeds_share(self, claim: Claim) -> bool:
-        """Whether its owner would have more than an equal share of the KV cache, or it is a batch's.
+        """Whether its owner would have more than an equal share of the KV cache. Never of newcomers, always of batches.
 
-        Who has less is let in where it is full: vLLM preempts those who have more. So is a newcomer of any size.
+        An owner with less is dispatched even into a full cache: vLLM preempts those with more.
         """
         standing = self._standing(claim)
         if self._room.kv_room is None or standing != _Standing.REGULAR:
@@ -477,9 +476,9 @@ class Admission:
         return of_owner > _FULL * self._room.kv_room / len(self._by_owner.keys() | {claim.owner})
 
     def _read_growth(self) -> tuple[int, Counter[str]]:
-        """Return what is in use of the KV cache by now, and by owner how much more than expected it is going to take.
+        """Return how much of the KV cache is in use, and by owner how much more than estimated the answers will take.
 
-        An answer that has outgrown its expectation is expected to become twice as long as it is.
+        An answer that has outgrown its estimate is expected to become twice as long as it is.
         """
         now = self._clock()
         if now - self._growth_read_at >= _GROWTH_READ_SECONDS:
@@ -535,9 +534,9 @@ def _expected_tokens(claim: Claim) -> int:
 class Ticket(Claim):
     """`async with`: waits until the claim is dispatched, and keeps its room until the block is left.
 
-    Set `answer_tokens` to how many tokens the answer had before leaving. Once dispatched, `priority` is how early vLLM
-    should preempt its first sequence (each further one counts one more): by urgency, then by how many sequences its
-    owner has, then by size.
+    Set `answer_tokens` to the tokens of the answer before leaving. Once dispatched, `priority` says how early vLLM
+    should preempt its first sequence (each further one's is `SEQUENCE` larger): by urgency, then by how many sequences
+    its owner has, then by size.
     """
 
     admission: Admission = field(kw_only=True)
@@ -575,9 +574,9 @@ class ChatTicket:
             self._leave(error)
 
     async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> int:
-        """Have its sender's limits charged, then wait until it is dispatched; once. Both are of all its sequences.
+        """Charge the sender's limits, then wait until it is dispatched. Call once; tokens are of all its sequences.
 
-        Return its first sequence's priority in vLLM; each further one's is `SEQUENCE` larger.
+        Returns the priority of its first sequence in vLLM; each further one's is `SEQUENCE` larger.
         """
         request = self._request
         if request.before_turn is not None:

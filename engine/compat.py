@@ -34,9 +34,9 @@ class ForeignName:
     without: str
     """What happens where it is gone."""
     parameters: tuple[str, ...] | None = None
-    """Those that we pass, or that our version takes; None: it is no function, or any signature will do."""
+    """Those that we pass or override; None: it is no function, or any signature will do."""
     overridden: bool = False
-    """Ours takes its place and takes no others: one more parameter is a change as well."""
+    """Our function replaces it and takes these only: a new parameter is a problem, too."""
 
 
 def missing(names: Iterable[ForeignName], sources: "Sources") -> list[tuple[ForeignName, str]]:
@@ -56,9 +56,9 @@ class Sources:
         return self._find(dotted, _MOST_STEPS)[0]
 
     def parameters(self, dotted: str) -> list[tuple[str, bool]] | None:
-        """Return (name, whether it has to be given) of a function or a class; None where that cannot be told.
+        """Return (name, is required) of each parameter of a function or class; None if unknown.
 
-        A `**` among them stands for any.
+        The name `**` stands for any.
         """
         node = self.find(dotted)
         if isinstance(node, ast.ClassDef):
@@ -93,7 +93,7 @@ class Sources:
                     found, where = self._find(origin, steps)
                     if found is not None:
                         return found, where
-                    if self._module(origin.partition(".")[0]) is None:  # compiled, or not installed: it is believed
+                    if self._module(origin.partition(".")[0]) is None:  # compiled, or not installed: assumed there
                         return statement, origin
         return self._first_of(everything, steps)
 
@@ -109,7 +109,7 @@ class Sources:
         return [f"{module}.{ast.unparse(base)}" for base in bases]
 
     def _fields(self, dotted: str, node: ast.ClassDef) -> list[tuple[str, bool]]:
-        """Of a dataclass, its bases' first."""
+        """Return (name, is required) of each field of a dataclass, its bases' first."""
         fields: dict[str, bool] = {}
         for base in self._bases(node, self._find(dotted, _MOST_STEPS)[1]):
             above = self.find(base)
@@ -183,7 +183,7 @@ def _parameters(function: _Function) -> list[tuple[str, bool]]:
 
 
 def _statements(within: ast.AST) -> Iterator[ast.stmt]:
-    """Yield them, and those within conditions: what is imported in an `if` or a `try` counts as well."""
+    """Yield the statements of a node and of each `if`, `try` and `with` in it: imports stand there, too."""
     for node in ast.iter_child_nodes(within):
         if isinstance(node, ast.stmt):
             yield node

@@ -119,15 +119,15 @@ class Engine:
         self._loader.clean_up()
 
     async def chat(self, request: ChatRequest, stream: TokenStream) -> TokenStream:
-        """Answer a conversation: its steps go into `stream`, which is returned once the request has its turn.
+        """Answer a conversation. Its steps go into `stream`, which is returned once the request is dispatched.
 
-        Everything that can be refused raises here. Whatever happens, `stream` ends, and its owners are called. What is
-        not interactive waits for its model, if that is being restarted, and for its turn.
+        Every refusal is raised here, and then `stream` has ended and called its `on_end` callbacks. Batch and
+        background requests also wait for a model that is being restarted.
         """
         return await self._begin(request, stream, request.n)
 
     async def text(self, request: TextRequest, stream: TokenStream) -> TokenStream:
-        """Go on with plain texts, like `chat`."""
+        """Continue plain texts, like `chat`."""
         return await self._begin(request, stream, len(request.prompts) * request.n)
 
     async def _begin(self, request: ChatRequest | TextRequest, stream: TokenStream, sequences: int) -> TokenStream:
@@ -157,7 +157,7 @@ class Engine:
             raise
 
     def _addressed(self, request: _Generation) -> _Generation:
-        """Return the request as one to an engine: of its base where it names an adapter. Asked again after a reload."""
+        """Return the request with an engine's name as `model`, and its adapter, if any. A reload may change both."""
         base = self._base(request.model)
         adapter = None if base == request.model else request.model
         return replace(request, model=self._pool.engine_for(base, request.owner), adapter=adapter)
@@ -171,31 +171,31 @@ class Engine:
         return self._pool.engine_for(self._base(model), owner="")
 
     async def images(self, request: ImageRequest, stream: ImageStream) -> ImageStream:
-        """Put what becomes of each image into `stream`, as it comes. Closing it aborts what is not finished.
+        """Put the events of each image into `stream`. Closing it aborts the images that are not finished.
 
-        Await the first item before answering: everything that can be refused is refused until then.
+        Await the first item before answering: a refusal comes before it.
         """
         async with self._leased(request.model, ImageModelSpec, stream):
             cast("ImageModel", self._pool.get(request.model)).images(request, stream)
         return stream
 
     async def embed(self, request: EmbeddingRequest, stream: PoolingStream) -> PoolingStream:
-        """Put the vector of each input into `stream`, as it is done. Closing it aborts what is not done.
+        """Put the vector of each input into `stream` once it is computed. Closing it aborts the rest.
 
-        Everything that can be refused is raised where the stream is read.
+        A refusal that depends on the inputs is raised to the reader of the stream.
         """
         async with self._leased(request.model, EmbeddingModelSpec, stream):
             cast("VllmPooling", self._pool.get(request.model)).embed(request, stream)
         return stream
 
     async def rerank(self, request: RerankRequest, stream: PoolingStream) -> PoolingStream:
-        """Put into `stream` how well each document answers the query, like `embed`."""
+        """Put the score of each document into `stream`, like `embed`."""
         async with self._leased(request.model, RerankModelSpec, stream):
             cast("VllmPooling", self._pool.get(request.model)).rerank(request, stream)
         return stream
 
     async def transcribe(self, request: TranscriptionRequest, stream: TranscriptionStream) -> TranscriptionStream:
-        """Put what is said in a sound file into `stream`, segment by segment, like `embed`."""
+        """Put the segments of a transcript into `stream`, like `embed`."""
         async with self._leased(request.model, TranscriptionModelSpec, stream):
             spec = self._spec(request.model, TranscriptionModelSpec)
             if request.translate and "translation" not in self._capabilities(spec):
@@ -208,7 +208,7 @@ class Engine:
         return self._loader.voices.of(model).voices
 
     def voice_warnings(self, model: str) -> tuple[str, ...]:
-        """For the operator: why voices of a speech model are hidden, cannot speak, or stayed as they were."""
+        """Return, for the operator, why voices of a speech model are hidden, cannot speak, or were not updated."""
         return self._loader.voices.of(model).notices
 
     async def speech(self, request: SpeechRequest, stream: SpeechStream) -> SpeechStream:
@@ -255,13 +255,13 @@ class Engine:
             return await self._chat_backend(model, engine)[0].detokenize(ids)
 
     async def load(self, model: str) -> None:
-        """Have a model loaded: one that failed once more, one that comes and goes as if it were asked for. Waits."""
+        """Try a failed model again; load an evicted one as for a request, and wait until it is loaded."""
         for engine in self._pool.engines_of(self._base(model)):
             self._pool.load_again(engine)
         (await self._pool.acquire(self._any_engine(model))).close()
 
     def unload(self, model: str) -> None:
-        """Have a model that shares its memory leave with its last answer. Raises `RequestError` for one that stays."""
+        """Evict a model after its last answer. Raises `RequestError` for one that is never evicted."""
         if not self._pool.evict(self._base(model)):
             raise RequestError(
                 f"{model} has memory of its own and stays loaded. Give it `unload_after_seconds` in models.yaml, or"
@@ -270,10 +270,10 @@ class Engine:
             )
 
     async def reload(self, config: Config) -> set[str]:
-        """Serve from now on what `config` says, and the voices and weights that there are. Answers go on to their end.
+        """Serve `config` from now on, with the voices and weights that are on the disk. Running answers finish.
 
-        Returns the models that are loaded again though nothing is said of them that is new: because their weights have
-        come, or gone, or because they hold memory that is planned for others now.
+        Returns the models that are loaded again although their entry is the same: their weights came, went or changed,
+        or they have memory that is now planned for others.
         """
         voices = await self._loader.read_voices(config)
         self.config = config
@@ -283,12 +283,12 @@ class Engine:
         return {model_of(engine) for engine in outdated}
 
     def again(self) -> tuple[str, ...]:
-        """Models that end with their last answer after a `reload`, and answer again once they are loaded anew."""
+        """Return the models that a `reload` ends after their last answer, to load them again."""
         ending = self._pool.ending()
         return tuple(name for name in self.config.models if name in ending)
 
     def later(self) -> tuple[str, ...]:
-        """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
+        """Return the models that have another amount of memory than is planned, until their next load."""
         later = {model_of(engine) for engine in self._loader.ledger.later()}
         return tuple(name for name in self.config.models if name in later)
 
@@ -314,7 +314,7 @@ class Engine:
         return health
 
     def loads(self) -> tuple[ModelLoad, ...]:
-        """How busy each model is that is loaded, and with what, in the order of models.yaml."""
+        """Return how busy each loaded model is, and what it was loaded with, in the order of models.yaml."""
         later, served = self._loader.ledger.later(), self._loader.served
         engines = (
             ModelLoad(
@@ -335,7 +335,7 @@ class Engine:
         return self._pictures.load
 
     def vllm_metrics(self) -> tuple[CollectorRegistry, ...]:
-        """Return vLLM's own metrics, a registry for each engine of a chat model. A restart begins them anew."""
+        """Return vLLM's own metrics, a registry for each engine of a chat model. A restart resets them."""
         registries = (getattr(backend, "metrics", None) for _, backend in self._loaded())
         return tuple(registry for registry in registries if registry is not None)
 
@@ -375,7 +375,7 @@ class Engine:
         return tuple(one for one in spec.capabilities if one not in lacks)
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
-        """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
+        """Return the entry of a model; raise `UnsupportedCapabilityError` if its task is not that of `kind`."""
         spec = self.config.models.get(self._base(model))
         if spec is None:
             self._pool.get(model)  # raises: it is unknown
@@ -440,7 +440,7 @@ _LACKS: dict[type, tuple[str, str]] = {
 }
 
 
-# A model is what its best engine is.
+# The status of a model is that of its best engine.
 _BEST: tuple[ModelStatus, ...] = ("ready", "loading", "sleeping", "unloaded", "failed")
 
 

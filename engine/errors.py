@@ -77,11 +77,11 @@ class EngineDiedError(UnavailableError):
 
 
 class NotStartedError(EngineDiedError):
-    """The same, before anything of this request had begun: it can be sent again as it is."""
+    """The engine died before anything of this request had begun: it can be sent again as it is."""
 
 
 class GenerationError(EngineError):
-    """The engine gave up on this answer; the next request may well succeed."""
+    """The engine could not finish this answer; the next request may succeed."""
 
 
 class StartError(EngineError):
@@ -97,7 +97,7 @@ class WeightsError(EngineError):
 
 
 def engine_died(kind: type[EngineDiedError] = EngineDiedError) -> EngineDiedError:
-    """What every request gets whose engine process is gone."""
+    """Return the error for a request whose engine process is gone."""
     return kind(
         "The engine of this model stopped unexpectedly and is being restarted. Try again in a few seconds.",
         retry_after_seconds=5,

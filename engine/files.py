@@ -17,7 +17,7 @@ _log = logging.getLogger("hearth.records")
 
 
 def read_record(file: Path | None, kind: type[_Record], consequence: str) -> _Record:
-    """Return what the file holds, else an empty record. `consequence` is for the warning about a broken one."""
+    """Return the record in a file, else an empty one. `consequence` is for the warning about a broken one."""
     try:
         return kind() if file is None else msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def read_record(file: Path | None, kind: type[_Record], consequence: str) -> _Re
 
 
 def write_record(file: Path, record: msgspec.Struct, consequence: str) -> None:
-    """Replace the file, whole or not at all; a warning, with the `consequence`, where that fails."""
+    """Replace the file, whole or not at all. A failure is logged as a warning, with its `consequence`."""
     try:
         write_atomically(file, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     except OSError as error:
@@ -36,7 +36,7 @@ def write_record(file: Path, record: msgspec.Struct, consequence: str) -> None:
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = False, private: bool = False) -> None:
-    """Replace a small file in one moment; `durable`: it survives a power cut from then on. Blocks.
+    """Replace a small file in one step; `durable`: once this returns, it survives a power cut. Blocks.
 
     `private`: only we may read it. One process at a time writes a file. Raises `OSError`, and then the old content
     stays and nothing is left over.

@@ -81,7 +81,7 @@ class PixelBudget:
 
     @asynccontextmanager
     async def taken(self, owner: str, pixels: int) -> AsyncIterator[None]:
-        """Wait until there are so many left, and give them back at the end of the block."""
+        """Wait until so many are free; they are given back at the end of the block."""
         pixels = min(pixels, self._most)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append((pixels, turn))
@@ -116,12 +116,12 @@ class Pictures:
         self._limits = limits
         self._most_pixels = int(2 * limits.max_megapixels * 1e6)
         self._budget = PixelBudget(self._most_pixels)
-        # On Linux a thread has a niceness of its own: a picture takes half a second, a token of somebody else must not
+        # On Linux each thread has its own niceness: a picture takes half a second, and must not delay tokens
         self._threads = ThreadPoolExecutor(_DECODER_THREADS, "pictures", initializer=os.nice, initargs=(_NICE,))
 
     @asynccontextmanager
     async def decoded(self, request: ChatRequest, *, most: int) -> AsyncIterator[ChatRequest]:
-        """Give the request with `image_pil` parts in the place of `image_url` parts, as vLLM's renderer takes them.
+        """Yield the request with `image_pil` parts in the place of `image_url` parts, as vLLM's renderer takes them.
 
         Leave the block as soon as they are rendered: other requests wait for that. `most` is the number of pictures
         that the model takes. Raises `RequestError` naming the part.
@@ -159,7 +159,7 @@ class Pictures:
     async def made_of(
         self, owner: str, files: Sequence[tuple[str, bytes, Decode]], make: Callable[[Sequence[Image.Image]], _T]
     ) -> _T:
-        """Decode files, each with its name in errors, and return what `make` makes of them on the same threads.
+        """Decode `files` (name in errors, bytes, decoder) and return `make(images)`, which runs on the same threads.
 
         Raises `RequestError` naming the file.
         """
@@ -183,7 +183,7 @@ class Pictures:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _file(self, url: str, path: str) -> bytes:
-        """Return what a `data:` URI holds, or what lies at an address."""
+        """Return the bytes of a `data:` URI, or those behind an address."""
         if url[:5].lower() == "data:":
             with _naming(path):
                 return await self._in_thread(_from_data_uri, url, self._limits.max_bytes)
@@ -224,7 +224,7 @@ class Pictures:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Add the part's path to what is wrong with its image."""
+    """Set `param` of a `RequestError` raised in the block to the path of its part."""
     try:
         yield
     except RequestError as error:
@@ -245,7 +245,7 @@ def image_places(request: ChatRequest) -> list[tuple[int, int, str]]:
 
 
 def count_pixels(data: bytes, limits: ImageLimits) -> int:
-    """Return how many pixels a picture has by its head, which is all that is read of it. Raises like `decode_image`."""
+    """Return how many pixels a picture has; only its header is decoded. Raises like `decode_image`."""
     with _opened(data, limits) as image:
         return image.width * image.height
 
@@ -285,7 +285,7 @@ def decode_mask(data: bytes, limits: ImageLimits) -> Image.Image:
 
 @contextmanager
 def _opened(data: bytes, limits: ImageLimits) -> Iterator[Image.Image]:
-    """Open a picture whose head is within the limits, and say in our words what goes wrong within the block."""
+    """Open a picture whose header is within the limits; errors within the block become `RequestError`s."""
     if len(data) > limits.max_bytes:
         raise _too_many_bytes(limits.max_bytes)
     try:
@@ -333,7 +333,7 @@ def _check_structure(data: bytes) -> None:
 
 
 def _png_chunks(data: bytes) -> int:
-    """Count the chunks of a PNG that are no pixels, and stop counting where it is too many."""
+    """Count the chunks of a PNG without pixels or under 1 KiB, and stop counting above the limit."""
     place, found = 8, 0
     while place + 8 <= len(data) and found <= _MOST_MARKS:
         found += data[place + 4 : place + 8] != b"IDAT" or data[place : place + 4] < b"\0\0\4\0"

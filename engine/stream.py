@@ -47,9 +47,9 @@ class Stream(Generic[T]):
     """Items of one request, from one maker to one reader, in one event loop.
 
     `sink` may take an item at once while the reader waits for it; if it returns False, the item is queued.
-    `abort` is the maker's: called once if the reader closes first; it may return a future that is done when the work
-    has stopped. `dispatched_at` is when its turn came, by `time.monotonic`; None while it waits. It is `finished` when
-    its maker is done, or its reader left.
+    `abort` is the maker's: called once if the reader closes first or the stream fails; it may return a future that is
+    done when the work has stopped. `dispatched_at` is when its turn came, by `time.monotonic`; None while it waits. It
+    is `finished` when its maker is done, or its reader left.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Stream(Generic[T]):
             self._call(callbacks.pop())
 
     def refuse(self, error: BaseException) -> None:
-        """Maker: end it before it was read: `error` is raised to the one who asked, and is not kept here."""
+        """Maker: end it before it is read. The caller raises `error` itself, so it is not kept for the reader."""
         self.finish(error)
         self._error = None
 
@@ -151,7 +151,7 @@ class Stream(Generic[T]):
                 try:
                     raise error
                 finally:
-                    del error  # no circle of an error and this frame: it would hold the request
+                    del error  # else this frame and the error refer to each other
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._items.popleft()
@@ -173,7 +173,7 @@ class Stream(Generic[T]):
 class TokenStream(Stream[ChatStep]):
     """The steps of one chat answer. `usage` counts all that was made, read or not; `last` is the newest step.
 
-    `clamped` says that an answer may have fewer tokens than were asked for. It is known before its turn.
+    `clamped` says that an answer may have fewer tokens than the request allows. It is set before dispatch.
     """
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class TokenStream(Stream[ChatStep]):
 
 
 class PoolingStream(Stream[Pooled]):
-    """What became of the inputs of one request, in the order in which they were done.
+    """The results of the inputs of one request, in the order in which they were computed.
 
     `prompt_tokens` counts those of inputs that were computed, read or not.
     """
@@ -232,7 +232,7 @@ class TranscriptionStream(Stream[Segment]):
 
 
 class BoundedStream(Stream[T]):
-    """What a worker makes for one request. Past `limit_bytes` of unread items, `put` raises `GenerationError`.
+    """The results of a worker for one request. Past `limit_bytes` of unread items, `put` raises `GenerationError`.
 
     So a reader that does not read delays no other request, and costs a known amount of memory.
     """
@@ -278,12 +278,12 @@ def _unread() -> GenerationError:
 
 
 def _values(step: ChatStep) -> int:
-    """Return how many probabilities a step has, each a quarter of a KiB; of one without, what it takes itself."""
+    """Return the size of a step, counted in probabilities of a quarter of a KiB; one without any counts as 2."""
     return max(2, sum(1 + len(entry.top) for delta in step.deltas for entry in delta.logprobs or ()))
 
 
 def _joined(first: ChatStep, second: ChatStep) -> ChatStep | None:
-    """Return two steps of one choice as one; None where they hold more than text, or text of a changed order."""
+    """Return two steps of one choice as one; None if they have more than text, or reasoning after content."""
     if len(first.deltas) != 1 or len(second.deltas) != 1:
         return None
     (old,), (new,) = first.deltas, second.deltas

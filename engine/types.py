@@ -19,13 +19,13 @@ InputType = Literal["query", "document"]
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
-# It is loaded, or woken up, when it is asked for.
+# The next request has it loaded or woken.
 AWAITS_TURN: frozenset[ModelStatus] = frozenset({"unloaded", "sleeping"})
 ANSWERS: frozenset[ModelStatus] = AWAITS_TURN | {"ready"}
-# It has answered once, or is not going to.
+# Ready, or not going to be without a request or a reload.
 SETTLED: frozenset[ModelStatus] = ANSWERS | {"failed"}
 # own: the folder that models.yaml names. variant: what the plan chose. shipped: the voices that come with Hearth and
-# say words. demo: what comes with Hearth to try it out.
+# speak real words. demo: what comes with Hearth to try it out.
 WeightsSource = Literal["own", "variant", "shipped", "demo"]
 
 
@@ -39,7 +39,7 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What all that waits by urgency has in common, already checked field by field.
+    """The common fields of requests that are queued by urgency, already checked field by field.
 
     `request_id` is ours, never the client's. `owner` is who asks, an opaque name, and `queue_share` their weight: what
     waits is served fairly between owners, by `urgency` first.
@@ -54,14 +54,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest(Request):
-    """What a conversation and plain texts to go on with have in common.
+    """The common fields of `ChatRequest` and `TextRequest`.
 
-    `max_tokens` holds for each answer; None means as much as the model allows. Of what decides how tokens are drawn,
-    None means as the model's generation_config.json says. `cache_salt` separates prefix caches: requests share cached
-    prompts only with requests of the same salt. `before_turn` is awaited once the prompt has been counted, with its
-    tokens and the most that all answers may have, before it waits for a turn; what it raises refuses the request.
-    `structured_outputs` holds one constraint by its name, in the shape of vLLM's field of that name. `adapter` is set
-    by the engine, where `model` names an adapter: `model` is its base then.
+    `max_tokens` holds for each answer; None means as much as the model allows. A sampling field that is None takes the
+    value of the model's generation_config.json. `cache_salt` separates prefix caches: requests share cached prompts
+    only with requests of the same salt. `before_turn` is awaited with the tokens of the prompt and the most that all
+    answers may have, before the request is queued; what it raises refuses the request. `structured_outputs` has one
+    constraint by its name, in the shape of vLLM's field of that name. `adapter` is set by the engine if `model` names
+    an adapter: `model` is then its base.
     """
 
     adapter: str | None = None
@@ -87,11 +87,11 @@ class GenerationRequest(Request):
 class ChatRequest(GenerationRequest):
     """One conversation to answer.
 
-    `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention. Of a `whole`
-    answer only the last step is wanted, with all of the text. With `continue_answer` the last message, an assistant's,
-    is the beginning of the answer, which has only what follows it. Without `generation_prompt` the template's opening
-    of an answer is left out. `image_paths` are the names of its images' parts
-    in errors, in their order; none given: their places in `messages`.
+    `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention. With `whole`
+    only the last step is wanted, with all of the text. With `continue_answer` the last message, an assistant's, is the
+    beginning of the answer, which has only what follows it. Without `generation_prompt` the template's opening of an
+    answer is left out. `image_paths` name the parts of its images in errors, in their order; if empty, their places in
+    `messages` do.
     """
 
     messages: list[dict[str, Any]]
@@ -111,10 +111,10 @@ class ChatRequest(GenerationRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(GenerationRequest):
-    """Texts to go on with, without a chat template.
+    """Texts to continue, without a chat template.
 
     Each prompt is text, or token ids of this very model. Answer `i` to prompt `p` has the index `p * n + i`.
-    `top_logprobs` None means no probabilities, and so does `prompt_logprobs` of the prompt's tokens. With `echo` an
+    `top_logprobs` None means no probabilities; `prompt_logprobs` is the same for the prompt's tokens. With `echo` an
     answer comes with its prompt; `max_tokens` may then be 0.
     """
 
@@ -146,7 +146,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its natural-log probability; `top` holds the likeliest alternatives, itself without."""
+    """A token with its natural-log probability; `top` has the likeliest in its place, whose own `top` is empty."""
 
     token: str
     logprob: float
@@ -201,13 +201,13 @@ class ChatDelta(msgspec.Struct, gc=False):
     prompt: Prompt | None = None
 
     def calls(self) -> tuple[tuple[ToolCallDelta, ...], tuple[ToolCallDelta, ...]]:
-        """Return the pieces of a call that an earlier delta began, which come before `content`, and all others."""
+        """Return the pieces that continue an earlier delta's call, which come before `content`, and all others."""
         going_on = tuple(takewhile(lambda piece: piece.id is None, self.tool_calls))
         return going_on, self.tool_calls[len(going_on) :]
 
 
 class ChatStep(msgspec.Struct, gc=False):
-    """All that one engine step brought for one request, with the usage up to here."""
+    """All that one engine step added to one request, with the usage so far."""
 
     deltas: tuple[ChatDelta, ...]
     usage: Usage
@@ -279,7 +279,7 @@ class ModelInfo:
 class ModelHealth:
     """What a model is doing right now. `phase` is for people; `progress` runs from 0 to 1.
 
-    `remaining_seconds` is how long a load should take yet, going by the last one; None where that is not known.
+    `remaining_seconds` is how long a load should still take, going by the last one; None where that is not known.
     `error` says why the model is not ready, in our words, for the operator: it may name files. `reason` says what is
     wrong with a failed model to anybody. `restarts` counts deaths since the start, `waiting` the requests that wait for
     a model that takes turns to be loaded. `engines` has those of a model with replicas.
@@ -303,8 +303,8 @@ class Served:
     """What a model was loaded with.
 
     `folder` is below the weights directory, or the demo's name; of voices that come with Hearth it is empty.
-    `planned_bytes` is what the plan has for it on each GPU by its index, and in RAM by None; nothing where nothing is
-    known of its size.
+    `planned_bytes` is what the plan gives it on each GPU (key: the index) and in RAM (key: None); empty if its size
+    is unknown.
     """
 
     source: WeightsSource
@@ -317,7 +317,7 @@ class ModelLoad:
     """How busy a loaded model is: sequences (or images, or texts to speak) that run, requests that wait for a turn.
 
     `pids` are its processes, without those that they have started. `later_bytes` is what is planned for it on each
-    device if that is not what it was loaded with: its next load takes it. `compiled` is None where models never are.
+    device if that is not what it was loaded with: its next load takes it. `compiled` is None if its kind never is.
     `kv_cache_usage` is the share of the KV cache that is taken, 0 to 1; None where there is none, or nothing counts.
     `engines` has those of a model with replicas that are loaded.
     """
@@ -338,7 +338,7 @@ class EditRequest:
     """What images are made of beside their prompt: files as they were sent, and their names in errors.
 
     Transparent parts of `mask`, which is as large as the only picture, are those that change; None: all of it may.
-    `strength`: how much changes, above 0 up to 1, where a picture is nothing but a beginning; None: the model's own.
+    `strength`: how much changes, above 0 up to 1, where the image starts from a picture; None: the model's own.
     """
 
     pictures: tuple[bytes, ...]
@@ -377,7 +377,7 @@ class ImageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingRequest(Request):
-    """What embeddings and reranking have in common.
+    """The common fields of `EmbeddingRequest` and `RerankRequest`.
 
     With `truncate` an input that is too long is cut, else it is refused. `before_turn` is awaited with the tokens of
     all inputs, before the first waits for its turn, and what it raises refuses the request.
@@ -402,14 +402,14 @@ class EmbeddingRequest(PoolingRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest(PoolingRequest):
-    """A query, and the texts that are to be put in the order in which they answer it."""
+    """A query, and the texts to score by how well they answer it."""
 
     query: str
     documents: tuple[str, ...]
 
 
 class Pooled(msgspec.Struct, frozen=True, gc=False):
-    """What became of input `index`, which had so many `tokens`: a vector; of a reranker one number, above 0 for yes."""
+    """The result of input `index`, which has so many `tokens`: a vector or, of a reranker, one score (above 0: yes)."""
 
     index: int
     tokens: int
@@ -419,7 +419,7 @@ class Pooled(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionRequest(Request):
-    """A sound file of which the words are wanted, in its language (ISO 639-1; None: to be heard) or in English.
+    """A sound file to transcribe in its language (ISO 639-1; None: to be detected), or to translate into English.
 
     `path` is read for as long as the stream lasts. `prompt` is what may have been said before: names, spelling.
     """
@@ -489,7 +489,7 @@ class ImageJob(msgspec.Struct, frozen=True):
 
 
 class ImageProgress(msgspec.Struct, frozen=True, tag=True):
-    """Image `index` has `step` of `steps` behind it."""
+    """Image `index` has finished `step` of `steps`."""
 
     index: int
     step: int
