@@ -95,7 +95,7 @@ class Loader:
         return await asyncio.to_thread(Voices, config, self._weights_dir, self.voices)
 
     def use(self, config: Config, voices: Voices) -> None:
-        """From now on these are the models and their voices."""
+        """Use this configuration and these voices from now on."""
         self._config = config
         self._outgrown.clear()
         self.planned = Planned(config, self._weights_dir, self._data_dir, self._hardware)
@@ -108,8 +108,8 @@ class Loader:
     def outdated(self) -> set[str]:
         """Return the models that have to be loaded again, though what models.yaml says of them has not changed.
 
-        Weights have come, or gone, or files of theirs have changed; or they hold memory that is now planned for
-        others, who cannot be loaded without.
+        Weights have come, or gone, or files of theirs have changed; or they have memory that is now planned for
+        others, which cannot be loaded without it.
         """
         found = set()
         for name, load in self._loads.items():
@@ -196,7 +196,7 @@ class Loader:
     def note_failure(self, spec: ModelSpec, error: StartError) -> None:
         """Have the next load take a smaller KV cache, where this one ended for want of a GPU's memory.
 
-        How much a model takes while it starts is stated, and measured only by loads that succeed.
+        What a model takes while it starts is an estimate until a load has succeeded.
         """
         if self.on_cpu or not isinstance(spec, ChatModelSpec) or _NO_MEMORY.search(str(error)) is None:
             return
@@ -212,7 +212,7 @@ class Loader:
         return _KEPT_OF_KV ** self._outgrown[spec.id]
 
     def _plan_for(self, spec: ModelSpec) -> Planned:
-        """Return the plan that it is loaded by: of an earlier one, where others still hold what this one gives it."""
+        """Return the plan to load it by: that of its last load while others still have what the new one gives it."""
         if spec.id in self._loads and not self.ledger.takes_what_is_planned(spec.id):
             return self._loads[spec.id].planned
         return self.planned
@@ -298,7 +298,7 @@ class Loader:
             )
 
     def _cpu_threads(self, spec: ModelSpec) -> int:
-        """The demo models are too small to share among cores; real ones divide the cores among themselves."""
+        """Return a model's CPU threads: as models.yaml says, else one for a demo, else an equal share of the cores."""
         share = max(1, (os.cpu_count() or 1) // len(self.planned.engines))
         return spec.engine.cpu_threads or (1 if self.planned.is_demo(spec) else share)
 
@@ -346,7 +346,7 @@ class Planned:
         self._own = own_folders(config, weights_dir)
         here = variants_here(config, weights_dir)
         self.plan: Plan | Refusal = plan(config, hardware, footprints, self._own, here)
-        """What is served, of what is on the disk."""
+        """The plan of what is served: from weights on the disk only."""
         self._best = plan(config, hardware, footprints, self._own)
         self.engines: dict[str, ModelSpec] = {engine.id: engine for engine in self._each_engine(config)}
         """The entry of each engine, by its name: of every model, and of its replicas."""
@@ -374,7 +374,7 @@ class Planned:
                 _log.info(what, model, served.id, better.id, model)
 
     def of(self, engine: str) -> Placed:
-        """What the plan says of a model or a replica. One that takes nothing, where it says nothing."""
+        """Return the placement of a model or a replica; an empty one if the plan has none."""
         placed = self.plan.of(engine) if isinstance(self.plan, Plan) else None
         return placed or Placed(engine, "unplanned")
 
@@ -410,9 +410,9 @@ class Planned:
         return planned if planned is not None and is_complete(planned) else None
 
     def memory_plan(self) -> MemoryPlan:
-        """Return what each model takes, and of how much; nothing where the plan was refused.
+        """Return the budget of each device and the share of each model; nothing if the plan was refused.
 
-        It goes by what answers now: a demo takes what a demo takes, whatever is planned in its place.
+        A model that is served by its demo has the demo's share, whatever is planned in its place.
         """
         if not isinstance(self.plan, Plan):
             return MemoryPlan()
@@ -446,7 +446,7 @@ class Planned:
         return Sleep(placed.gpus, placed.device_bytes - ASLEEP_BYTES, turn)
 
     def served(self, spec: ModelSpec, folder: Path, *, is_demo: bool) -> Served:
-        """Say what a model is loaded with that is loaded from `folder`."""
+        """Return what a model is loaded with, given its `folder`."""
         planned_bytes = self._bytes_on(spec)
         if is_demo:
             return Served("demo", spec.demo or "", planned_bytes)
@@ -462,10 +462,10 @@ class Planned:
         values: dict[str, Any] = {}
         if is_demo:
             values = {"context_length": _DEMO_CONTEXT, "kv_cache_gib": _DEMO_KV_GIB}
-            if self._on_gpu:  # where no plan could be made, too, demos must leave each other room
+            if self._on_gpu:  # even without a plan, demos must leave memory to each other
                 values["gpu_memory_utilization"] = _DEMO_SHARE
         elif placed.need is not None and placed.variant is not None:
-            # On a CPU a folder of one's own is served as ever: by its own configuration
+            # On a CPU the operator's own folder is served by its own configuration
             if self._on_gpu or model_of(spec.id) not in self._own:
                 values = {"context_length": placed.context_length, "dtype": placed.variant.dtype}
                 if placed.kv_bytes and placed.need.share is None:
@@ -497,7 +497,7 @@ class Planned:
         return _filled(spec, values)
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:
-        """Run the planned variant by its own profile."""
+        """Fill in the profile, offload and number format of the planned variant."""
         variant = self.of(spec.id).variant
         if is_demo or variant is None or spec.id in self._own:
             return spec
@@ -505,19 +505,19 @@ class Planned:
         return _filled(spec, planned).model_copy(update={"profile": variant.profile or spec.profile})
 
     def on_its_gpus(self, spec: ModelSpec) -> contextlib.AbstractContextManager[None]:
-        """Have processes that start meanwhile see the model's GPUs only. One model at a time."""
+        """Let processes that start in the block see the model's GPUs only. One model at a time."""
         gpus = ",".join(map(str, self.of(spec.id).gpus))
         named = {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
         return processes.with_variables(named)
 
     def taken(self, spec: ModelSpec, *, is_demo: bool) -> dict[int, int] | None:
-        """Return what is taken on a model's devices (blocks for 50 ms); None where that is not to be kept."""
+        """Return the bytes in use on a model's devices (blocks for 50 ms); None if they are not to be recorded."""
         placed = self.of(spec.id)
         unknown = is_demo or self._data_dir is None or model_of(spec.id) in self._own or placed.variant is None
         return None if unknown else _taken(placed)
 
     def keep(self, spec: ModelSpec, before: dict[int, int] | None, *, of_kv: float) -> None:
-        """Keep what a model took that was loaded since `before`, while nothing else took or freed memory. Blocks.
+        """Record what a load took since `before`, if nothing else took or freed memory meanwhile. Blocks.
 
         `of_kv`: the part of its KV cache that it was loaded with.
         """
@@ -535,8 +535,8 @@ class Planned:
 def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, *, chosen: bool) -> ChatModelSpec:
     """Shorten a context that was `chosen` here and has no room in the KV cache. Reads `folder`/config.json.
 
-    Raises `LoadError` where models.yaml asks for such a context, or hardly any would fit: vLLM finds that out when the
-    weights are loaded, and for its tables of positions it takes memory until the kernel kills it.
+    Raises `LoadError` if models.yaml asks for such a context, or hardly any fits: vLLM would notice only after reading
+    the weights, or take memory for its tables of positions until the kernel kills it.
     """
     needs, engine = ContextNeeds.read(folder), spec.engine
     if needs is None:
@@ -576,7 +576,7 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
 
 
 def _filled(spec: _Spec, planned: Mapping[str, Any], **fixed: Any) -> _Spec:
-    """Fill in what `engine` leaves open, by null or auto too, and what is `fixed` in any case."""
+    """Set `planned` values that `engine` does not name, or names as null or auto, and `fixed` ones in any case."""
     engine = spec.engine
     said = {key for key in engine.model_fields_set if getattr(engine, key) not in (None, "auto")}
     left = {key: value for key, value in planned.items() if key not in said}
@@ -584,7 +584,7 @@ def _filled(spec: _Spec, planned: Mapping[str, Any], **fixed: Any) -> _Spec:
 
 
 def _with_less(placed: Placed, of_kv: float) -> Placed:
-    """Return it with a part of its KV cache: what fits into that, context and sequences, follows."""
+    """Return the placement with the part `of_kv` of its KV cache, if that is a share of the GPU."""
     if placed.utilization is None:
         return placed
     return replace(placed, kv_bytes=int(placed.kv_bytes * of_kv), utilization=placed.utilization * of_kv)

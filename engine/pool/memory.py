@@ -1,7 +1,7 @@
-"""The ledger of memory: what is planned for each model, what each really has, which come and go; and who leases them.
+"""The memory ledger: what is planned for each model, what each really has, which are evictable, and their leases.
 
-A plan that changed takes effect at a model's next load, not before: the ledger keeps both in truth. The plan itself is
-made in placement/; which models come and go where not all fit into memory together, `decide` says. A model with a lease
+A changed plan takes effect at a model's next load; until then the ledger has both, the plan and what the model has.
+placement/ makes the plan; `decide` says which models to load and evict when not all fit at once. A model with a lease
 is not evicted, and a request for one that is not loaded waits here.
 """
 
@@ -17,7 +17,7 @@ Device = int | None  # a GPU's index; None: RAM
 Bytes = Mapping[Device, int]
 State = Literal["out", "coming", "in", "leaving"]
 
-# From one swap on a device to the next, and the least that a model stays: else two users would make it only load.
+# The least time between two swaps on a device, and after a load: else two users could keep it loading all the time.
 SWAP_EVERY_SECONDS = 10.0
 # A model that is always in use is evicted after a request for another one has waited this long.
 LONGEST_WAIT_SECONDS = 30.0
@@ -30,7 +30,7 @@ _WORTH_SAYING_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class Model:
-    """A model that comes and goes, as it is now. `asked_at`: since when a request waits for it. Times in seconds."""
+    """An evictable model, as it is now. `asked_at`: since when a request waits for it. Times in seconds."""
 
     name: str
     bytes_on: Bytes = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Changes:
 
 
 class Ledger:
-    """One per engine; all methods belong to its event loop. `changes` tells of every entry that changed."""
+    """One per engine; all methods belong to its event loop. Each change of an entry notifies `changes`."""
 
     def __init__(self, plan: MemoryPlan | None = None) -> None:
         self._plan = plan or MemoryPlan()
@@ -120,7 +120,7 @@ class Ledger:
         self.changes.notify()
 
     def is_evictable(self, name: str) -> bool:
-        """Whether it comes and goes, as `decide` says; all others stay."""
+        """Whether `decide` may evict it; all others stay loaded."""
         return self._share(name).evictable
 
     def evictable_budgets(self) -> dict[Device, int]:
@@ -154,13 +154,13 @@ class Ledger:
                     await self.changes.wait()
 
     def evict(self, name: str) -> bool:
-        """Have it leave when its last lease ends, if it comes and goes; it comes back when it is asked for."""
+        """Have it leave when its last lease ends; False if it is never evicted. The next request loads it again."""
         if self.is_evictable(name) and self._entry(name).state == "in":
             self._move(name, "leaving")
         return self.is_evictable(name)
 
     async def acquire(self, name: str, usable: Callable[[], bool]) -> contextlib.ExitStack:
-        """Lease a model until what is returned is closed. One that comes and goes is waited for until it is loaded.
+        """Lease a model until what is returned is closed. Waits until an evictable model is loaded.
 
         `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
         `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
@@ -184,9 +184,9 @@ class Ledger:
         return not self.is_evictable(name) or self._entry(name).state in {"coming", "in"}
 
     async def until_granted(self, name: str) -> None:
-        """Return when there is memory for it, which is then its own until `release`.
+        """Return when it has memory for a load, which is its own until `release`.
 
-        At once for one that always stays, but for memory that others have who are about to leave.
+        A model that is never evicted waits only for memory of others that are about to leave.
         """
         await self.changes.until(lambda: self.has_memory(name))
         if self._entry(name).state == "out":
@@ -205,7 +205,7 @@ class Ledger:
         self._move(name, "in")
 
     def release(self, name: str, *, asleep: bool = False) -> None:
-        """It has nothing any more; asleep, it comes back with what it had."""
+        """Record that it has no memory any more; a model `asleep` wakes with what it had."""
         entry = self._entry(name)
         entry.has, entry.ending, entry.asleep = None, False, asleep
         if not asleep:
@@ -213,30 +213,30 @@ class Ledger:
         self._move(name, "out")
 
     def take(self, name: str, took: Bytes) -> None:
-        """It is being loaded with so much."""
+        """Record that it is being loaded with these bytes."""
         entry = self._entry(name)
         entry.has = entry.again = took
         entry.asleep = False
 
     def forget(self, names: Iterable[str]) -> None:
-        """These take what is planned when they are loaded again, and in no case what they had."""
+        """Have the next load of these take what is planned, and in no case what they had."""
         for name in names:
             self._entry(name).again = None
 
     def end_soon(self, names: Iterable[str]) -> None:
-        """These end with their last answer, to be loaded again or not at all."""
+        """Record that these end with their last answer, to be loaded again or not at all."""
         for name in names:
             entry = self._entry(name)
             entry.ending = entry.ending or entry.has is not None
         self.changes.notify()
 
     async def reserve(self, name: str) -> None:
-        """Wait until those have left that must, for what it is to be loaded with; from then on it has that."""
+        """Wait until leaving models have freed enough for its next load; from then on that memory is its own."""
         await self.changes.until(lambda: not self._must_wait(name))
         self._entry(name).has = self._next_load(name)
 
     def takes_what_is_planned(self, name: str) -> bool:
-        """Whether it is loaded with what is planned now; else with what it had, as others still have theirs."""
+        """Whether its next load takes what is planned now. False: what it had, because others still have theirs."""
         entry = self._entry(name)
         if entry.again is None or entry.asleep:
             return entry.again is None
@@ -244,7 +244,7 @@ class Ledger:
         return all(self._planned_on(device, renewed={name}) <= budget for device, budget in budgets)
 
     def later(self) -> dict[str, Bytes]:
-        """Return the loaded models that have something else than is planned, and what is planned."""
+        """Return what is planned for each loaded model that has something else."""
         return {name: share.bytes_on for name, share in self._plan.shares.items() if self._differs(name)}
 
     def too_much(self) -> set[str]:
@@ -318,7 +318,7 @@ class Ledger:
             self.changes.notify()
 
     def _most(self, name: str) -> Bytes:
-        """Return what it may take until models.yaml is read again: what it has or had, or what is planned."""
+        """Return the most it may take on each device until models.yaml is read again: what it had, or its plan."""
         again, need = self._entry(name).again or {}, self._share(name).bytes_on
         return {device: max(again.get(device, 0), need.get(device, 0)) for device in {**again, **need}}
 
@@ -327,7 +327,7 @@ class Ledger:
         return self._share(name).bytes_on if again is None else again
 
     def _must_wait(self, name: str) -> bool:
-        """Whether others have memory that it needs, and are going to leave. Where none is, waiting would be in vain."""
+        """Whether others have memory that it needs and are going to leave. If none leaves, waiting would be in vain."""
         new = self._next_load(name)
         others = {other: entry.has for other, entry in self._entries.items() if other != name and entry.has}
         # By a reload, or by eviction, which is granted the other's share
@@ -341,7 +341,7 @@ class Ledger:
         return False
 
     def _planned_on(self, device: Device, renewed: Collection[str]) -> int:
-        """Return what all take that there are to be, if these take what is planned and the others what they have."""
+        """Return what all planned models take together, if `renewed` follow the plan and others keep what they have."""
         stay, largest_swap = 0, 0
         for name, share in self._plan.shares.items():
             again = self._entry(name).again

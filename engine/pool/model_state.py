@@ -97,7 +97,7 @@ class ModelState:
         self.phases.append((self.phase, self.since))
 
     def want(self, spec: ModelSpec | None) -> None:
-        """Take a new configuration: in place where that will do, else by way of `stale`."""
+        """Take a new configuration, None to end: in place where that will do, else by setting `stale`."""
         self.wanted = spec
         if spec is None or needs_another_engine(self.spec, spec) or self.status == "failed":
             self.stale.set()
@@ -105,7 +105,7 @@ class ModelState:
             self.spec = spec
 
     def renew(self) -> bool:
-        """Begin with the configuration that is wanted now; False when there is none."""
+        """Take over the configuration that is wanted now; False when there is none."""
         self.stale.clear()
         if self.wanted is None:
             return False
@@ -131,7 +131,7 @@ class ModelState:
             self.changed()
 
     def remaining_seconds(self) -> float | None:
-        """How long the load should take yet, going by the last one; None where that is not known."""
+        """Return how long the load should still take, going by the last one; None where that is not known."""
         if self.status != "loading":
             return None
         phase, began = self.phases[-1]

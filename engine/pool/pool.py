@@ -30,7 +30,7 @@ Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
 
-# How many more requests than another engine the engine may have that has the prefixes of a key in its cache.
+# How many more requests the engine that caches a key's prefixes may have than the least loaded engine.
 _MORE_FOR_PREFIXES = 4
 
 
@@ -52,7 +52,7 @@ class Pool:
         self._stopping = False
 
     def start(self) -> None:
-        """Begin to load every model that there is room for, and return at once."""
+        """Begin to load every model that there is memory for, and return at once."""
         self._ledger.fill()
         self._director = asyncio.create_task(self._ledger.run(), name="pool-director")
         for model in self._models.values():
@@ -90,7 +90,7 @@ class Pool:
         await asyncio.gather(*(end(backend) for backend in self._take_backends()))
 
     async def terminate(self) -> None:
-        """The same at once: whatever runs is lost."""
+        """Stop at once: running requests are lost."""
         self._stopping = True
         for backend in self._take_backends():
             backend.terminate()
@@ -107,7 +107,7 @@ class Pool:
         return model.backend
 
     async def acquire(self, name: str) -> contextlib.ExitStack:
-        """Lease a model until what is returned is closed. One that comes and goes is waited for; others: see `get`."""
+        """Lease a model until what is returned is closed. Waits for an evictable one; of others `get` raises."""
         self._model(name)  # raises: it is unknown
         return await self._ledger.acquire(name, partial(self._is_loaded, name))
 
@@ -138,22 +138,22 @@ class Pool:
         return False
 
     def load_again(self, name: str) -> None:
-        """Load a model that has failed once more, as it is configured. Raises `UnknownModelError`."""
+        """Try again to load a model that has failed. Raises `UnknownModelError`."""
         model = self._model(name)
         if model.status == "failed":
             model.stale.set()
             self._look_after(model)
 
     def evict(self, name: str) -> bool:
-        """Take the memory of a model that comes and goes once its last lease ends. False: it always stays."""
+        """Evict a model once its last lease ends. False: it is never evicted."""
         self._model(name)
         return self._ledger.evict(name)
 
     async def acquire_for(self, request: GenerationRequest, sequences: int) -> contextlib.ExitStack:
         """Lease the model of a request, which has so many sequences. Closing what is returned releases it.
 
-        An interactive one keeps what can wait from starting. What can wait is admitted first, and waits for its model
-        if that is being restarted. The order matters: a request with a lease must not wait for a place, because the
+        An interactive request holds back batch and background ones. These are admitted first, and wait for a model
+        that is being restarted. The order matters: a request with a lease must not wait for a place, because the
         place's owner may itself wait for that lease to end (deadlock). Raises like `get`.
         """
         name, interactive = request.model, request.urgency == Urgency.INTERACTIVE
@@ -181,7 +181,7 @@ class Pool:
             return acquired.pop_all()
 
     def _sort(self) -> None:
-        """Note which engines each model has, and how much may wait for each."""
+        """Note which engines each model has, and how many batch requests may run in each."""
         self._engines: dict[str, list[str]] = {}
         for name, model in self._models.items():
             spec = model.wanted
@@ -278,7 +278,7 @@ class Pool:
         return not model.stale.is_set()
 
     async def _live(self, model: ModelState, backend: Backend) -> None:
-        """See it through to its end: by death, because it is to be replaced, or because it is evicted."""
+        """Return when the engine has ended: it died, is to be replaced, or was evicted."""
         oom_kills = count_oom_kills()
         while await self._stays(model, backend) and await self._slept_and_woke(model, backend):
             model.become_ready(backend)
@@ -315,7 +315,7 @@ class Pool:
             return False
         try:
             await backend.wake()
-        except Exception:  # noqa: BLE001  # whatever vLLM can think of: it is loaded again
+        except Exception:  # noqa: BLE001  # any error of vLLM: it is loaded again
             _log.exception("%s did not wake up; it is loaded again", name)
             return False
         model.leaving = None
@@ -333,7 +333,7 @@ class Pool:
             _log.error("%s cannot be loaded. %s", model.spec.id, error.message)  # ours, no trace needed
             model.refuse(error.message)
             return None
-        except Exception as error:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
+        except Exception as error:  # noqa: BLE001  # libraries raise anything at a start
             _log.exception("%s: its engine did not start", model.spec.id)
             cause = error.message if isinstance(error, EngineError) else type(error).__name__
             model.fail(cause, count_oom_kills() - oom_kills)

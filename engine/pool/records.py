@@ -1,4 +1,4 @@
-"""What the data folder keeps of loads: how long each phase took, what was compiled here, whose vectors were made."""
+"""What the data folder keeps of loads: how long each phase took, what was compiled, which weights made vectors."""
 
 import fcntl
 import hashlib
@@ -42,7 +42,7 @@ class LoadTimes:
         self._known = read_record(self._file, _Times, _NO_TIMES)
 
     def remaining(self, model: str, phase: str, seconds_in_phase: float, *, again: bool) -> float | None:
-        """Return the seconds that it should take yet; None where it was never seen in this phase."""
+        """Return the seconds that the load should still take; None if this phase was never recorded."""
         known = self._known.seconds_to_ready.get(_key(model, again=again), {}).get(phase)
         return None if known is None else max(0.0, known - seconds_in_phase)
 
@@ -107,7 +107,7 @@ class CompiledModels:
         self._file = None if data_dir is None else data_dir / COMPILED_FILE
         self._versions = versions
         self._unusable: set[str] = set()
-        self.lacking: set[str] = set()  # what was started uncompiled for want of code
+        self.lacking: set[str] = set()  # models that run uncompiled for want of code
 
     def choose(self, spec: ChatModelSpec, weights: Path) -> bool:
         """Whether it starts compiled: because models.yaml says so, or says nothing and it has been compiled before."""
