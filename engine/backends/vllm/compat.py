@@ -1,7 +1,7 @@
-"""Every name of vLLM, transformers, torch and CPython that promises nothing and that our code relies on.
+"""Every name of vLLM, transformers, torch and CPython that is no stable API and that our code relies on.
 
-What a model cannot run without is needed, everything else is a patch of ours that is optional: `apply` leaves it out,
-with one line in the log, where vLLM no longer has what it takes. scripts/check-vllm reads this list for a new release.
+A name that a model cannot run without is needed. All others belong to optional patches: `apply` leaves a patch out,
+with one line in the log, if vLLM no longer has its names. scripts/check-vllm reads this list for a new release.
 Nothing is imported here; names are strings.
 """
 
@@ -56,7 +56,7 @@ _loading = _patch("load compiled code", "optional", "On a CPU a compiled model i
 _metrics = _patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
 _latencies = _patch("latencies", "optional", "A token costs the server a tenth more while vLLM counts for /metrics.")
 _kernels = _patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
-_flashinfer = _patch("flashinfer", "optional", "Without nvcc vLLM may choose kernels of FlashInfer, and end over them.")
+_flashinfer = _patch("flashinfer", "optional", "Without nvcc vLLM may choose kernels of FlashInfer, and die of them.")
 _groups = _patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
 _prompts = _patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
 _fresh = _patch("fresh folders", "optional", "A model in a replaced folder keeps its old tokenizer until a restart.")
@@ -277,7 +277,7 @@ def _problems(field: Literal["kind", "patch"], value: str) -> str:
 
 @contextmanager
 def guarded(patch: str) -> Iterator[None]:
-    """Leave the rest of the block out where something it takes is not as the list says, with a line in the log."""
+    """Leave out the rest of the block, with a line in the log, if a name in it is missing or takes other arguments."""
     try:
         yield
     except (ImportError, AttributeError, TypeError) as error:

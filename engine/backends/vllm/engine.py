@@ -1,7 +1,7 @@
 """A model on vLLM: one `AsyncLLM`, whose core is a child process. Its life, from the start to its end.
 
-Its plan says whether it can sleep, the pool when. What chat models have beside that is here, too; pooling.py has what
-makes vectors and scores, transcription.py what writes down speech.
+The plan says whether it can sleep, the pool says when. Chat models are here, too; pooling.py has embeddings and
+rerankers, transcription.py transcription.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Launch(Generic[SpecT]):
     compiled: bool = True
     """False: it starts sooner and answers slower."""
     only_kept_code: bool = False
-    """Compiled, but it fails where that would have to be done now."""
+    """With compiled code that was kept; the start fails if there is none."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Folders of LoRA adapters that answer beside it, by the names of their models."""
 
@@ -126,7 +126,7 @@ class VllmEngine(Backend, Generic[SpecT]):
                 await self._engine.wake_up()
 
     async def shutdown(self) -> None:
-        """End the engine process; whatever still runs fails. Takes up to 3 s."""
+        """End the engine process; whatever still runs fails. Takes up to 5 s."""
         self._watch.end()
         self._close()
         self._engine.output_handler.cancel()  # else vLLM logs that its process went, with a traceback
@@ -141,7 +141,7 @@ class VllmEngine(Backend, Generic[SpecT]):
         end_engine(self._engine, 0)  # its sockets; the processes have been killed
 
     def _close(self) -> None:
-        """End what it has beside the engine."""
+        """End helpers beside the engine."""
 
     def _on_exit(self) -> None:
         # First: as requests end below, others would be dispatched to the dead engine.
@@ -305,7 +305,7 @@ class VllmChat(VllmEngine[ChatModelSpec]):
 
 @dataclass(frozen=True, slots=True)
 class _Adapters:
-    """LoRA adapters of one engine: checked before it starts, loaded once it has, kept in memory all of them.
+    """LoRA adapters of one engine: checked before it starts, loaded once it has, all kept in memory.
 
     By the names of their models. One that cannot be used is refused alone, and `refused` says why: its base and the
     others answer.
@@ -332,7 +332,7 @@ class _Adapters:
         """Return vLLM's arguments that keep room for them."""
         if not self.usable:
             return {}
-        # vLLM's CPU kernels add the last place to what is asked of the base beside an adapter: there it stays empty
+        # On a CPU, vLLM applies the last slot to requests for the base that share a step with an adapter: keep it empty
         empty = int(processes.runs_on_cpu())
         return {
             "enable_lora": True,
@@ -378,7 +378,7 @@ def _kv_group(group: Mapping[str, Any], guessed: int) -> KvGroup:
 
 
 def _build_serving(*arguments: Any) -> Serving:
-    """On a thread: importing it takes as long as vLLM does."""
+    """Call on a thread: the import takes as long as that of vLLM."""
     from engine.backends.vllm.serving import build_serving
 
     return build_serving(*arguments)
@@ -391,7 +391,7 @@ def _white_picture() -> str:
 
 
 def start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]], watch: EngineWatch) -> Any:
-    """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready. Raises `LoadError` or `StartError`."""
+    """Block until the core is ready (4 s to minutes); return the `AsyncLLM`. Raises `LoadError` or `StartError`."""
     if watch.ended:
         raise StartError("It was given up before its turn came.")
     launch.report("importing vLLM", 0.1)
@@ -431,7 +431,7 @@ def _start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]
 
 
 def _check_known(spec: ChatModelSpec, arguments: Any) -> None:
-    """Raise `LoadError` for what models.yaml gives this version of vLLM and it does not take."""
+    """Raise `LoadError` for `engine_args` of models.yaml that this version of vLLM does not take."""
     unknown = sorted(set(spec.engine.engine_args) - {each.name for each in fields(arguments)})
     if unknown:
         raise LoadError(f"{spec.id}: this vLLM has no {', '.join(unknown)}. Take it out of `engine_args`.")
@@ -462,7 +462,7 @@ def forget_folders() -> None:
 
 
 def forget_capability(platform: Any) -> None:
-    """Have vLLM ask again what the first GPU that it sees can do: for another model that may be another GPU."""
+    """Have vLLM read the capability of its first visible GPU again: another model may see another GPU."""
     for kind in type(platform).__mro__:
         method: Any = getattr(vars(kind).get("get_device_capability"), "__func__", None)
         if hasattr(method, "cache_clear"):
@@ -470,7 +470,7 @@ def forget_capability(platform: Any) -> None:
 
 
 def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:
-    """Return what is the same of all of vLLM's `AsyncEngineArgs`."""
+    """Return the arguments of `AsyncEngineArgs` that all models have."""
     engine = launch.spec.engine
     arguments: dict[str, Any] = {
         "model": str(launch.weights.resolve()),  # what it compiles is found by this name again
@@ -538,9 +538,9 @@ def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
 
 
 def _fewer_pixels(folder: Path) -> dict[str, Any]:
-    """Return what has large pictures made smaller, for a family that takes them whole.
+    """Return arguments that shrink large pictures, for a family that would take them whole.
 
-    Qwen's models make 16,384 tokens of 16 megapixels, and that in one go: 2 GiB of a GPU's memory, which no plan has.
+    Qwen's models turn 16 megapixels into 16,384 tokens in one step: 2 GiB of a GPU's memory, which no plan counts.
     One such picture would end the engine.
     """
     for name in ("preprocessor_config.json", "processor_config.json"):

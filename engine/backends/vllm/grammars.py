@@ -64,7 +64,7 @@ class Grammars:
         self._running: dict[bytes, asyncio.Task[Verdict]] = {}
 
     async def bind_format(self, request: Any, owner: str) -> None:
-        """Put the `response_format` of vLLM's request into the form that is compiled, and `check` that."""
+        """Replace the `response_format` of vLLM's request by a structural tag, once that has been checked."""
         tag = format_tag(request.response_format)
         if tag is None:
             return
@@ -96,7 +96,7 @@ class Grammars:
             if tool.function.strict:
                 _check_strict(tool.function.parameters, "tools")
         parameters = request.structured_outputs
-        if parameters is None or parameters._backend is not None:  # noqa: SLF001  # nothing, or as `bind_format` left it
+        if parameters is None or parameters._backend is not None:  # noqa: SLF001  # no constraint, or checked already
             return
         field = "tools" if request.tools else "response_format"
         if parameters.structural_tag is not None:
@@ -205,7 +205,7 @@ def _choose_backend(parameters: Any) -> None:
 
 
 def _check_strict(schema: Any, field: str) -> None:
-    """Raise `RequestError` for a schema that could be broken by an answer all the same."""
+    """Raise `RequestError` for a schema with a keyword that the grammar does not enforce."""
     keyword = None if schema is None else unenforced(_well_formed(schema, field))
     if keyword is not None:
         raise RequestError(
@@ -286,7 +286,7 @@ def without_padding(tag: str, field: str) -> str:
 
 
 def is_light(tag: str) -> bool:
-    """Whether a structural tag is certain to compile in no time: few schemas, of no more grammar than their text."""
+    """Whether a structural tag is certain to compile at once: few schemas, with grammars no larger than their text."""
     if len(tag) > _LIGHT_BYTES:
         return False
     schemas = [node["json_schema"] for node in _formats(json.loads(tag), "json_schema")]
@@ -298,7 +298,7 @@ def is_light(tag: str) -> bool:
 
 
 def _formats(node: Any, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a structural tag that are of a kind. What is within a JSON schema is the client's."""
+    """Yield the nodes of one type in a structural tag. JSON schemas are not searched: their content is the client's."""
     own = node.get("type") if isinstance(node, dict) else None
     if own == kind:
         yield node
@@ -408,7 +408,7 @@ class _Compiler:
         await self._answer()
 
     async def ask(self, kind: str, grammar: str) -> Verdict:
-        """Send a grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
+        """Send a grammar, return the verdict. Raises OSError or EOFError when the process ends instead."""
         self._writer.write(json.dumps([kind, grammar]).encode() + b"\n")
         await self._writer.drain()
         return cast("Verdict", await self._answer())
@@ -471,9 +471,9 @@ def _confine() -> None:
 
 
 class FairTurns:
-    """`total` turns, at most `per_owner` of them for one owner. With fewer than all, no owner ever stops the others.
+    """`total` turns, at most `per_owner` for one owner, which must be fewer for no owner to block the others.
 
-    Without limits everybody waits, for as long as it takes.
+    By default any number of requests may wait, for as long as it takes.
     """
 
     def __init__(

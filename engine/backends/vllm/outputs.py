@@ -1,7 +1,7 @@
-"""What comes back from vLLM: outputs become steps of a `TokenStream`, exceptions our errors, counts metrics of ours.
+"""Translates what vLLM returns: outputs into steps of a `TokenStream`, exceptions into our errors, counts into metrics.
 
-vLLM puts what a request brought into an object of ours, `Collector`, at the moment at which it has decoded it. For
-answers that are nothing but text, vLLM's two objects of forty fields per token are left out.
+vLLM puts each output into our `Collector` as soon as it is decoded. For answers of text only, the two objects that
+vLLM makes per token (forty fields) are left out.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _given_up() -> GenerationError:
 
 @dataclass(slots=True, eq=False)
 class Collector:
-    """Stands where vLLM has its `RequestOutputCollector`: of one request to its core, or of all `n` of one prompt."""
+    """Replaces vLLM's `RequestOutputCollector` for one request to its core, or for all `n` of one prompt."""
 
     stream: TokenStream
     convert: Callable[[Any], ChatStep]
@@ -134,7 +134,7 @@ class Collector:
 
 
 def text_state() -> Any:
-    """Return vLLM's class for the state of a request, for one answer of plain text: our `Collector` gets its steps."""
+    """Return a `RequestState` of vLLM for one answer of plain text, which puts its steps into our `Collector`."""
     from vllm.v1.engine.output_processor import RequestState
 
     streams = RequestOutputKind.DELTA
@@ -149,7 +149,7 @@ def text_state() -> Any:
             *_: Any,
             **__: Any,
         ) -> None:
-            """Leave nothing for vLLM to put into the queue."""
+            """Put the step into our `Collector`, and return nothing for vLLM to queue."""
             streamed = self.output_kind is streams
             if finish_reason is None and not streamed:
                 return
@@ -260,7 +260,7 @@ class TextOutputs:
         self._cached[position] = output.num_cached_tokens or 0
         first, top_logprobs = position * self._request.n, self._request.top_logprobs
         deltas = tuple(_delta(self._chat, piece, first + piece.index, top_logprobs) for piece in output.outputs)
-        if self._request.max_tokens == 0:  # one was made all the same
+        if self._request.max_tokens == 0:  # vLLM makes one all the same
             for delta in deltas:
                 delta.content, delta.logprobs, delta.finish_reason, delta.stop_text = "", None, "length", None
         else:
@@ -295,7 +295,7 @@ class TextOutputs:
 
 
 def _delta(chat: Any, piece: Any, index: int, top_logprobs: int | None) -> ChatDelta:
-    """Return what `piece`, one of vLLM's outputs, adds to an answer; None: no probabilities of its tokens."""
+    """Return what `piece`, one of vLLM's outputs, adds to an answer. `top_logprobs` None: no probabilities."""
     delta = ChatDelta(index, piece.text)
     if top_logprobs is not None and piece.logprobs is not None:
         made = chat._create_chat_logprobs(  # noqa: SLF001  # vLLM offers no other
@@ -311,7 +311,7 @@ def _delta(chat: Any, piece: Any, index: int, top_logprobs: int | None) -> ChatD
 
 
 def _prompt_token(token: int, found: Any, tokenizer: Any, most: int) -> PromptToken:
-    """`found` is vLLM's: by their ids the likeliest tokens in its place, and itself; None of the first."""
+    """`found` is vLLM's: the likeliest tokens in its place and itself, by their ids; None for the first token."""
     if found is None:
         return PromptToken(token, tokenizer.decode([token]))
     entries = sorted(found.items(), key=lambda entry: entry[1].rank or 0)
@@ -325,7 +325,7 @@ def _prompt_token(token: int, found: Any, tokenizer: Any, most: int) -> PromptTo
 
 
 def _finish(delta: ChatDelta, reason: str, stop_reason: int | str | None) -> None:
-    """Say in the convention's words why it is the last; `abort` and `error` are failures, and raised."""
+    """Set the OpenAI finish reason of the last delta. Raises `GenerationError` for `abort` and `error`."""
     if reason not in {"stop", "length", "repetition"}:
         raise _given_up()
     delta.finish_reason = "length" if reason == "length" else "stop"

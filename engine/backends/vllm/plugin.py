@@ -30,7 +30,7 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 _PROVIDER = "hearth_cpu"
 _NORM_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _NORM_WIDTH = 32  # the most numbers a kernel takes at once; rows must be whole multiples of what it takes
-_BACKGROUND_PROMPT_TOKENS = 256  # of a step beside interactive requests; a GPU has read them by the time of its weights
+_BACKGROUND_PROMPT_TOKENS = 256  # of a step beside interactive ones; a GPU computes them while it reads weights
 # vLLM's engine argument `ir_op_priority`. Where a kernel does not fit, vLLM's is used.
 _NORMS = {"rms_norm": [_PROVIDER], "fused_add_rms_norm": [_PROVIDER]}
 
@@ -175,7 +175,7 @@ def _note_who_got_no_blocks(allocate: Callable[..., Any], manager: Any, request:
 
 
 def _is_put_off(manager: Any, *, new_computed_blocks: Any = None, **_: Any) -> bool:
-    """Whether it waits for no blocks: another request computes its beginning in this very step (layers with states)."""
+    """Whether it needs no blocks now: another request computes its prefix in this step (layers with states)."""
     managers = manager.coordinator.single_type_managers
     return any(
         blocks and blocks[-1].block_hash in getattr(one, "cached_blocks_this_step", ())
@@ -228,7 +228,7 @@ def _schedule_beside_prompts(schedule: Callable[..., Any], scheduler: Any, *rest
 
 @contextmanager
 def _prompts_in_parts(limits: Any, tokens: int) -> Iterator[None]:
-    """Have at most so many tokens of a prompt read in a step."""
+    """Read at most so many tokens of each prompt in a step."""
     before, limits.long_prefill_token_threshold = limits.long_prefill_token_threshold, tokens
     try:
         yield

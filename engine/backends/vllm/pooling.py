@@ -1,7 +1,7 @@
 """A model on vLLM that reads texts and answers with numbers: vectors of embeddings, scores of a reranker.
 
 The inputs of a request are tokenised in one piece, then each waits for its turn: a few at a time, so that a list of
-thousands never holds the queue. `AsyncLLM.encode` is vLLM's public way; its server's costs per request are left out.
+thousands never blocks the queue. `AsyncLLM.encode` is vLLM's public way; its server's costs per request are left out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 MOST_TOKENS = 300_000  # of one request, as in the convention
 _AT_ONCE = 64  # inputs of one request
 _INTERACTIVE_INPUTS = 8  # the first ones of a request; the others wait behind those of other requests
-# Of a token at most, in ordinary text: what is longer than all tokens together is not even tokenised.
+# The most that a token has in ordinary text: a text with more than fits is not even tokenised.
 _CHARACTERS = 64
 _READ_CHARACTERS = 2**18  # that are tokenised in one go
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Token ids; of a pair, at which of them its second part begins, where the model wants to know."""
+    """Token ids. `second`: the index at which the second part of a pair begins, if the model needs it."""
 
     ids: list[int]
     second: int | None = None
@@ -49,7 +49,7 @@ class Inputs:
         self._tokenizer, self._longest, self._check_ids = tokenizer, longest, check_ids
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         alone = tokenizer.encode("a", add_special_tokens=False)
-        marked = tokenizer.encode("a")  # and from now on no limit is set that its file may have brought
+        marked = tokenizer.encode("a")  # this call also clears a length limit from the tokenizer's file
         at = next(at for at in range(len(marked)) if marked[at : at + len(alone)] == alone)
         self._ending = marked[at + len(alone) :]
 
@@ -62,7 +62,7 @@ class Inputs:
         texts = []
         for one, field in zip(given, fields, strict=True):
             if isinstance(one, str):
-                texts.append(self._within_sight(prefix + one, field, truncate=truncate))
+                texts.append(self._clipped(prefix + one, field, truncate=truncate))
             else:
                 self._check_ids(one, field)
         read = self._read(texts)
@@ -80,7 +80,7 @@ class Inputs:
                 param="query",
             )
         fields = [f"documents[{at}]" for at in range(len(documents))]
-        seen = [self._within_sight(one, at, truncate=truncate) for one, at in zip(documents, fields, strict=True)]
+        seen = [self._clipped(one, at, truncate=truncate) for one, at in zip(documents, fields, strict=True)]
         pairs = zip(self._read([query] * len(seen), seen), fields, strict=True)
         return _not_too_many((self._of_pair(*pair, field, truncate=truncate) for pair, field in pairs), "documents")
 
@@ -98,7 +98,7 @@ class Inputs:
                 yield from zip(read["input_ids"], read.get("token_type_ids") or [[]] * (end - begin), strict=True)
                 begin, characters = end, 0
 
-    def _within_sight(self, text: str, field: str, *, truncate: bool) -> str:
+    def _clipped(self, text: str, field: str, *, truncate: bool) -> str:
         most = self._longest * _CHARACTERS
         if len(text) <= most:
             return text
@@ -233,7 +233,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
                 # A step brings up to 64 at once. One in each round of the event loop, so that chats go on between them.
                 async with self._turn:
                     await asyncio.sleep(0)
-                ticket.answer_tokens = 1  # how long it took is how long others will
+                ticket.answer_tokens = 1  # its duration counts for the estimate of others
             stream.put(Pooled(index, len(one.ids), numbers_of(made, dimensions, normalised=normalised)))
 
     async def _encoded(self, name: str, given: Input, priority: int) -> Tensor:
@@ -289,7 +289,7 @@ def numbers_of(made: Tensor, dimensions: int | None, *, normalised: bool) -> arr
 
 
 def _inputs_of(engine: Any) -> Inputs:
-    """Blocking: what requests import later on the event loop is imported here first, for seconds."""
+    """Block for seconds: import here what requests would otherwise import on the event loop."""
     for name in ("vllm.inputs.engine", "vllm.pooling_params", "engine.backends.vllm.outputs"):
         importlib.import_module(name)
     from engine.backends.vllm.request import check_tokens

@@ -53,7 +53,7 @@ _OF_CONFIGURATION = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NotImplementedError),
     *(TypeError, ValueError),
 )
-# Of errors of those kinds, which may not come again; a want of room for one conversation does.
+# Errors of those kinds that may not come again; a KV cache too small for one conversation does.
 _PASSING = re.compile(r"(?i)memory|cuda|nccl|device|driver|time[d ]*out|connect|address|initialization failed")
 _NO_ROOM = re.compile(r"max seq len|No available memory for the cache")
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (?:Value error, )?| \[type=\w+,.*$")
@@ -64,7 +64,7 @@ _starts: list[None] = []  # one for each engine that is starting at this moment,
 # vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
 _CLOSING_SECONDS = 30.0
 _POLL_SECONDS = 0.02
-# Its thread that watches the processes checks every second whether it is to end, and their descriptors meanwhile.
+# vLLM's thread that watches processes checks every second whether to end, and uses their descriptors until then.
 _WATCHED_SECONDS = 2.0
 
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
@@ -105,7 +105,7 @@ def runs_on_cpu() -> bool:
 
 
 def engine_environment() -> dict[str, str]:
-    """Return what engines are started with, where it is not set otherwise."""
+    """Return the environment variables of engines; those that are set already take precedence."""
     return _ENGINE_ENVIRONMENT if runs_on_cpu() else _ENGINE_ENVIRONMENT | _GPU_ENVIRONMENT
 
 
@@ -242,7 +242,7 @@ job = _Job()
 
 
 class _Tied:
-    """Mixed in before a process: it ends with the server, and the starter of its thread's job learns of it."""
+    """Mixed in before a process class: the process ends with the server, and `job.on_start` is called with it."""
 
     def start(self) -> None:
         self.may_compile, self.failure, self.phases = job.may_compile, job.failure, job.phases
@@ -268,7 +268,7 @@ class _Tied:
 
 @contextmanager
 def phases_shown(report: Callable[[str, float], None]) -> Iterator[None]:
-    """Have what the processes that start in the block tell of themselves reported, on another thread."""
+    """Pass what processes started in the block send with `tell_phase` to `report`, on another thread."""
     receiving, job.phases = multiprocessing.Pipe(duplex=False)
 
     def pass_on() -> None:
@@ -285,7 +285,7 @@ def phases_shown(report: Callable[[str, float], None]) -> Iterator[None]:
 
 
 def tell_phase(phase: str, progress: float) -> None:
-    """Of a process of an engine that starts: have the server show what it does now."""
+    """In the process of a starting engine: have the server show its phase."""
     if _phases is not None:
         with contextlib.suppress(OSError):
             _phases.send((phase, progress))
@@ -317,10 +317,10 @@ def cause_of(error: Exception) -> Cause:
 
 @contextmanager
 def causes_told(model: str, *, may_be_the_code: bool) -> Iterator[None]:
-    """Raise what goes wrong in the block as `LoadError` if it is certain, else as `StartError`, with its true cause.
+    """Raise an error in the block as `LoadError` if it will recur, else as `StartError`, with its root cause.
 
-    vLLM itself says "See root cause above", of what its process has printed. `may_be_the_code`: compiled code is
-    loaded, so that nothing is certain: without it the model may well start.
+    vLLM's own error only refers to what its process has printed. `may_be_the_code`: compiled code is loaded, and
+    without it the model may start, so no error is certain to recur.
     """
     job.failure = Path(os.environ["VLLM_RPC_BASE_PATH"], f"cause-{secrets.token_hex(8)}")
     try:
@@ -382,7 +382,7 @@ class StarterThread:
 
 
 class EngineWatch:
-    """For one engine, from before its start to its end. Belongs to the event loop, but for `started`."""
+    """Watches the processes of one engine, from before its start to its end. On the event loop, but for `started`."""
 
     def __init__(self, model: str, patience: Patience | None) -> None:
         self._model = model
@@ -425,7 +425,7 @@ class EngineWatch:
                 process.kill()
 
     def pids(self) -> list[int]:
-        """Return the processes there are of it, without their children."""
+        """Return the ids of its processes, without their children."""
         found = []
         for process in list(self._processes):
             with contextlib.suppress(ValueError):  # it has ended, and is closed

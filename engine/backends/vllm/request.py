@@ -50,7 +50,7 @@ _FACTORIES: dict[str, Any] = {
 def translate(request: ChatRequest, *, stream: bool) -> ChatCompletionRequest:
     """Build vLLM's request without validating it again: the server has checked every field already.
 
-    The length of an answer is not vLLM's to check: `check_context` says both numbers.
+    `check_context`, not vLLM, checks the length of an answer: its error names both numbers.
     """
     fields = {name: getattr(request, name) for name in _CHAT} | _sampling(request)
     fields |= {
@@ -76,7 +76,7 @@ def translate(request: ChatRequest, *, stream: bool) -> ChatCompletionRequest:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Copy it, since vLLM's renderer changes messages in place, and call a thought what that looks for."""
+    """Copy it, since vLLM's renderer changes messages in place; that reads reasoning from `reasoning`."""
     copied = dict(message)
     if thought := copied.pop("reasoning_content", None):
         copied["reasoning"] = thought
@@ -97,13 +97,13 @@ def _sampling(request: ChatRequest | TextRequest) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in _SAMPLING}
     fields["stop"] = list(request.stop)
     if request.n > 1 and request.temperature == 0:
-        # vLLM refuses several greedy answers. With only the likeliest token to choose from, chance has no say either.
+        # vLLM refuses several greedy answers. With `top_k` 1 the likeliest token is always chosen, too.
         fields["temperature"], fields["top_k"] = 1.0, 1
     return fields
 
 
 def seed_of_answer(seed: int, index: int) -> int:
-    """Return the seed of one of several answers. On a GPU one of more than 64 bits ends vLLM's engine, -1 is none."""
+    """Return the seed of one of several answers. More than 64 bits end a GPU engine, and -1 means no seed."""
     return (seed + index) % 2**63 if index else seed
 
 
@@ -118,7 +118,7 @@ async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
         if isinstance(error, VLLMValidationError) and error.__cause__ is None:
             raise  # vLLM's own, and not of the template
         late = [message for message in vllm_request.messages[1:] if message["role"] == "system"]
-        if late:  # as Qwen3.5's takes one at the start only. Of the role `developer` vLLM puts all of them there
+        if late:  # Qwen3.5's template takes one at the start only; vLLM moves messages of the role `developer` there
             for message in late:
                 message["role"] = "developer"
             return await render(renderer, vllm_request)
@@ -243,7 +243,7 @@ class TextPrompts:
 
     @classmethod
     async def of(cls, chat: Any) -> Self | None:
-        """Return None where vLLM's serving would do something else, or gets other tokens."""
+        """Make it for a model; None if vLLM's serving would do something else or get other tokens."""
         parser = chat.parser_cls
         if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
             return None  # it has a say in requests without tools, too

@@ -38,7 +38,7 @@ _DATE = f"(?:[1-9][0-9]{{3}}-(?:{'|'.join(_DAYS)})|{_LEAP_YEAR}-02-29)"
 _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
 _SHORTENED = (f"(?:{_HEX}:){{1,{7 - right}}}(?::{_HEX}){{1,{right}}}" for right in range(1, 7))
-# xgrammar's own let through what is none: 2026-02-31, 010.1.1.1.
+# xgrammar's own patterns accept invalid values: 2026-02-31, 010.1.1.1.
 _PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
@@ -170,7 +170,7 @@ def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
-    """Return what holds both, of objects; None where that cannot be written down."""
+    """Return an object schema that both hold for; None where none can be written down."""
     if not isinstance(branch, dict):
         return None
     own = {name: value for name, value in branch.items() if name in _CONSTRAINTS}
@@ -179,7 +179,7 @@ def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
     wide, narrow = base.get("properties", {}), dict(own.get("properties", {}))
     for name in [name for name in wide.keys() & narrow.keys() if narrow[name] in ({}, True)]:
         del narrow[name]  # any value: what stands in `wide` holds
-    # A property of one side is another one to the `additionalProperties` of the other.
+    # A property that only one side has is an additional one of the other side.
     closed = (base | own).get("additionalProperties", True) is not True
     shared = wide.keys() & narrow.keys()
     if (closed and wide.keys() ^ narrow.keys()) or not all(_narrows(wide[name], narrow[name]) for name in shared):
@@ -193,7 +193,7 @@ def _is_object(schema: dict[str, Any]) -> bool:
 
 
 def _narrows(wide: Any, narrow: Any) -> bool:
-    """Whether all values of `narrow` are values of `wide`, as far as can be seen at a glance."""
+    """Whether all values of `narrow` are certain to be values of `wide`."""
     if wide in (True, {}) or _same(wide, narrow):
         return True
     if not isinstance(wide, dict) or not isinstance(narrow, dict) or "const" not in narrow:
@@ -298,10 +298,10 @@ def _is_read(name: str, bound: Any) -> bool:
 
 
 def _is_written(pattern: str) -> bool:
-    """Whether all texts of a pattern are written as JSON has them.
+    """Whether xgrammar writes all texts of a pattern as valid JSON.
 
-    Of sets, xgrammar leaves out what stands escaped, unless nothing else is in the set, or the pattern has a letter
-    beyond ASCII.
+    It leaves out of a set the characters that JSON escapes, unless the set has no others or the pattern has a
+    character beyond ASCII.
     """
     try:
         sets = list(_sets(parser.parse(pattern)))

@@ -1,7 +1,7 @@
 """Answers requests on a started vLLM engine: they are rendered, admitted, and given to its core.
 
-Templates, tokenising, sampling parameters and parsers are those of vLLM's serving classes; what they would make of an
-HTTP answer is left out. Their private fields are listed in compat.py.
+Templates, tokenising, sampling parameters and parsers are those of vLLM's serving classes; their HTTP answers are not
+used. Their private fields are listed in compat.py.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ class Serving:
         self.vllm = vllm
         self.admission = Admission(_room_of(engine, limits, kv_groups))
         self.grammars = grammars
-        # vLLM has one thread for templates and tokenizers, and one for pictures; what comes next is there already.
+        # vLLM has one thread for templates and tokenizers, and one for pictures; a second request is ready for it.
         self._renders, self._pictured = FairTurns(2, 1), FairTurns(2, 1)
         self.context_length: int = engine.model_config.max_model_len
         self._limits = limits
@@ -182,7 +182,7 @@ class Serving:
             await self._start([(core, collector)], stream, state)
 
     async def text(self, request: TextRequest, stream: TokenStream) -> None:
-        """Go on with plain texts, like `chat`."""
+        """Continue plain texts, like `chat`."""
         self._check_guesses(request)
         request, adapter = self._sampled(request), self._adapter(request)
         errors = TranslatedErrors(self.context_length, _grammar_field(request), "prompt")
@@ -289,13 +289,13 @@ class Serving:
                 )
 
     def _sampled(self, request: _Request) -> _Request:
-        """The rest of what the model's generation_config.json says is filled in by vLLM; this much has to be known."""
+        """Return the request with a temperature, by default the model's. vLLM fills in all other defaults."""
         if request.temperature is not None:
             return request
         return replace(request, temperature=self.vllm.default_sampling_params.get("temperature", 1.0))
 
     def _held_to(self, request: ChatRequest | TextRequest) -> int | None:
-        """Return the tokens without room for which a request is refused; None where it gets as many as there are."""
+        """Return how many tokens must fit after the prompt; None if the answer is clamped to what fits."""
         return None if self._limits.clamp_max_tokens else request.max_tokens
 
     async def _inputs(self, request: ChatRequest, vllm_request: Any, asked: int | None) -> Any:
@@ -349,7 +349,7 @@ class Serving:
         )
         core.external_req_id = core.request_id  # ours are random already
         if self._core_waits_for_thoughts:
-            core.reasoning_ended = True  # a grammar holds from the first token on, where nothing else is said
+            core.reasoning_ended = True  # by default a grammar holds from the first token on
         return core
 
     async def _start(self, requests: list[tuple[Any, Collector]], stream: TokenStream, state: Any = None) -> None:

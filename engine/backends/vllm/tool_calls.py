@@ -1,7 +1,7 @@
 """Feeds one choice's text to vLLM's tool and reasoning parsers and mends what its older tool parsers lose.
 
-Most of those parsers count on a step being one token, start only at the very first character, and leave the end of a
-call to vLLM's plain answers. Which parsers a model has is decided by its family, unless models.yaml names them.
+Most of those parsers expect one token per step, find a call only at the very first character, and may not stream its
+end. Which parsers a model has is decided by its family, unless models.yaml names them.
 """
 
 import json
@@ -31,7 +31,7 @@ _ANCHORS: dict[str, tuple[str, ...]] = {
 }
 _SPACE = " \n\r\t"
 _TEXT = re.compile(r'"(?:\\.|[^"\\])*"?', re.DOTALL)  # of JSON; the last may be unfinished
-_HIDDEN = "\ufdd0end\ufdd1"  # of no text: these two stand for no letter
+_HIDDEN = "\ufdd0end\ufdd1"  # in no text: these two are noncharacters
 _BOUNDS_OF_TEXT = ("const", "enum", "format", "maxLength", "minLength", "pattern", "allOf")
 _OPENINGS = {"Llama3JsonToolParser": "{", "Llama4PythonicToolParser": "["}
 
@@ -49,9 +49,9 @@ def mend(parser_class: Any) -> None:
 
 
 def _exact(tool_parser: Any) -> Any:
-    """Return a parser of Qwen's XML calls whose forced values are what their schema says, without space around them.
+    """Return a parser of Qwen's XML calls that removes white space around values, if their schema does not allow any.
 
-    The grammar lets white space stand beside a value that is not just any text, and vLLM takes one newline off.
+    The grammar allows white space around a value that is not free text, and vLLM removes one newline only.
     """
     from vllm.parser.qwen3 import Qwen3Parser
 
@@ -84,7 +84,7 @@ def _without_space(value: Any, schema: Any) -> Any:
 
 
 def _is_any_text(schema: Any) -> bool:
-    """Whether any text satisfies a schema, or might: white space is a part of it then, like the indentation of code."""
+    """Whether a schema may allow any text, of which white space is a part, like the indentation of code."""
     if not isinstance(schema, dict) or "$ref" in schema:
         return True
     branches = schema.get("anyOf") or schema.get("oneOf")

@@ -1,7 +1,7 @@
-"""A Whisper-shaped model on vLLM, which writes down what is said in a sound file, with times.
+"""A model like Whisper on vLLM, which transcribes a sound file, with times.
 
 A file comes in pieces (engine/sound), each of which is one request to the core and waits for its turn: two at a time,
-and as a batch behind the first minute, so that a meeting does not stop others. vLLM's own server knows neither
+and as a batch behind the first minute, so that a long file does not block others. vLLM's own server knows neither
 subtitles nor silence; of its parts only `AsyncLLM.generate` is used.
 """
 
@@ -38,7 +38,7 @@ _ISO = {"jw": "jv"}  # what the standard calls a language that Whisper has by an
 _SAME = {"nb": "no", "fil": "tl"}  # codes of languages that it has by a wider one
 _START, _TRANSCRIBE, _TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
 _BEFORE, _WITHOUT_TIMES = "<|startofprev|>", "<|notimestamps|>"
-# Where it has written the same so often, of at most so many tokens, it will not stop by itself.
+# A model that has repeated at most so many tokens so often does not stop by itself.
 _REPEATS, _REPEATED_TOKENS = 8, 32
 _NEVER = -100.0
 
@@ -109,7 +109,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
             said.set()
 
     async def _hear(self, hearing: _Hearing, piece: Piece, number: int, before: asyncio.Event) -> None:
-        """Put the segments of a piece into the stream, those that are done as soon as all pieces before are."""
+        """Put the segments of a piece into the stream, as they are made once all pieces before it are finished."""
         request, language = hearing.request, hearing.language or ""
         prompt = self._words.prompt(language, request.prompt, translate=request.translate)
         scribe = Scribe(self._words, piece, language)
@@ -129,7 +129,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
         hearing.stream.seconds = max(hearing.stream.seconds, piece.start + piece.seconds)
 
     async def _language(self, request: TranscriptionRequest, piece: Piece) -> str:
-        """Return the language in which a piece is spoken, as far as the model knows it."""
+        """Return the language of a piece; "" if the model knows none. Raises `GenerationError` if it names none."""
         words = self._words
         if len(words.languages) < 2:
             return next(iter(words.languages), "en")
@@ -186,7 +186,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
 
 @dataclass(slots=True)
 class _Hearing:
-    """One file on its way. `before` is set when all of the pieces so far have been said."""
+    """One file in transcription. `before` is set when all pieces so far are in the stream."""
 
     request: TranscriptionRequest
     stream: TranscriptionStream
@@ -309,7 +309,7 @@ class Scribe:
 
 
 def _words_of(engine: Any, folder: WhisperFolder, spec: TranscriptionModelSpec) -> Words:
-    """Blocking: what requests import later on the event loop is imported here first, for seconds."""
+    """Block for seconds: import here what requests would otherwise import on the event loop."""
     for name in ("vllm.renderers.inputs.preprocess", "vllm.sampling_params", "engine.backends.vllm.outputs"):
         importlib.import_module(name)
     return Words(engine, folder, spec)
