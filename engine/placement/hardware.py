@@ -1,8 +1,8 @@
-"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU; and what its kernel lets a process have.
+"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU; and the limits of its control groups.
 
 It decides nothing, and reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
-The kernel limits memory, and kills for want of it, by control groups: a container and a systemd unit (`MemoryMax=`) are
-some. Both versions are read: 2, and 1 of older systems.
+The kernel limits memory by control groups, like those of containers and systemd units (`MemoryMax=`), and kills in them
+when it runs out. Version 2 is read, and version 1 of older systems.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 _OWN_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+)", re.MULTILINE)
 _CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)", re.MULTILINE)
 _MOST_GPUS = 64
-# As it was at the start: while a model loads, it names that model's GPUs (engine/pool/loader.py).
+# Its value at the start: during a load the variable names that model's GPUs (engine/pool/loader.py).
 _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
@@ -43,9 +43,9 @@ _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high
 _USED = ("memory.current", "memory.usage_in_bytes")
 _KILLS = ("memory.events", "memory.oom_control")
 _KILL_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-# Of files, which the kernel lets go of where memory is short. Version 1 counts a group's children under other names.
+# Cached files, which the kernel drops when memory is short. Version 1 counts a group's children under other names.
 _CACHED = tuple(re.compile(rf"^{name}(?:in)?active_file (\d+)$", re.MULTILINE) for name in ("total_", ""))
-# The processes of models: what has a large model costs one, what serves costs all.
+# Scores for the processes of models: to kill one costs one model, to kill the server costs all.
 MODEL_VICTIM, FIRST_VICTIM = 500, 1000
 
 
@@ -55,7 +55,7 @@ class HardwareError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that has taken memory of a GPU. `used_bytes` is None where the driver does not say (containers)."""
+    """A process that uses memory of a GPU. `used_bytes` is None where the driver does not say (containers)."""
 
     pid: int
     name: str
@@ -76,7 +76,7 @@ class Gpu:
 
     @property
     def foreign_bytes(self) -> int:
-        """What is taken, and not by Hearth."""
+        """Bytes that are in use, but not by Hearth."""
         used = self.total_bytes - self.free_bytes
         ours = [holder for holder in self.holders if holder.ours]
         if any(holder.used_bytes is None for holder in ours):
@@ -99,28 +99,28 @@ class Hardware:
     cpu_features: tuple[str, ...] = ()
     driver: str | None = None
     problem: str | None = None
-    """Why GPUs could not be asked for."""
+    """Why GPUs could not be read."""
     imagined: bool = False
     ram_for_models_bytes: int | None = None
     """What models may take of RAM. None: what is available, less a margin."""
     ram_ours_bytes: int = 0
-    """What Hearth has taken of RAM, and would be available without it."""
+    """RAM that Hearth uses, and that would be available without it."""
     shared_memory: bool = False
-    """Whether its GPU has no memory of its own and takes the machine's."""
+    """Whether its GPU has no memory of its own and uses the RAM."""
     prefer: Prefer = "resident"
-    """What it is to be used for where not all models fit."""
+    """What the plan prefers where not all models fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """The newest CUDA that the driver can do, and the one that torch is built for; None: none, or not known."""
+    """The newest CUDA that the driver supports, and the one that torch is built for; None: none, or not known."""
 
     driver: tuple[int, int] | None = None
     torch: tuple[int, int] | None = None
 
 
 def read_cuda() -> Cuda:
-    """Look for both. torch's own file of versions says its own: an import would take seconds."""
+    """Read both; torch's from its version.py, since an import would take seconds."""
     version, _ = _ask_nvml(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))  # 13020 is 13.2
     driver = None if version is None else (version // 1000, version % 1000 // 10)
     torch = importlib.util.find_spec("torch")
@@ -133,8 +133,8 @@ def read_cuda() -> Cuda:
 def read_hardware(server_pid: int | None = None, *, ram_ours: bool = True) -> Hardware:
     """Look at this machine (some 50 ms, blocking), with what its control groups leave of it (containers, services).
 
-    With `server_pid` as that process may use it, and what it and its children have taken counts as ours. Without
-    `ram_ours` only of GPUs: to look at the RAM of a process takes 5 to 30 ms of a core.
+    With `server_pid` the limits are those of that process, and what it and its children use counts as ours; without
+    `ram_ours` on GPUs only: reading the RAM of a process takes 5 to 30 ms of a core.
     """
     family = _family(server_pid)
     found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
@@ -156,7 +156,7 @@ def read_hardware(server_pid: int | None = None, *, ram_ours: bool = True) -> Ha
 
 
 def imagined(shape: str, *, ram_gib: float = 64) -> Hardware:
-    """Make up a machine, like `2x24GiB`, `1x24GiB+1x48GiB` or `cpu`, all free. Raises `HardwareError`."""
+    """Return an imagined machine, like `2x24GiB`, `1x24GiB+1x48GiB` or `cpu`, all free. Raises `HardwareError`."""
     sizes: list[float] = []
     for part in shape.split("+") if shape.strip().lower() not in {"cpu", "none", "0"} else ():
         match = _SHAPE.match(part.strip())
@@ -171,7 +171,7 @@ def imagined(shape: str, *, ram_gib: float = 64) -> Hardware:
 
 
 def meant_for(hardware: Hardware, ram_gib: float | None, prefer: Prefer) -> Hardware:
-    """Return the machine as its operator wants it used, with so much RAM for models. None: what is available."""
+    """Return the machine with the operator's wishes: RAM for models (None: what is available) and `prefer`."""
     ram = hardware.ram_for_models_bytes if ram_gib is None else int(ram_gib * GIB)
     return replace(hardware, ram_for_models_bytes=ram, prefer=prefer)
 
@@ -186,7 +186,7 @@ def count_oom_kills() -> int:
 
 def offer_to_oom_killer(score: int) -> None:
     """Have the kernel choose this process, and those that it starts, before others where memory is short."""
-    with contextlib.suppress(OSError):  # not everywhere allowed
+    with contextlib.suppress(OSError):  # not allowed everywhere
         Path("/proc/self/oom_score_adj").write_text(str(score), encoding="ascii")
 
 
@@ -278,7 +278,7 @@ def _is_divided(nvml: Any, device: Any) -> bool:
 
 
 def _visible(uuids: Sequence[str]) -> list[int]:
-    """Which of them CUDA_VISIBLE_DEVICES leaves; like CUDA, it ends at the first entry that names no GPU."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; like CUDA, stop at the first entry that names none."""
     if _ALLOWED_GPUS is None:
         return list(range(len(uuids)))
     found: list[int] = []
@@ -300,7 +300,7 @@ def _family(pid: int | None) -> frozenset[int]:
 
 
 def _ram_of(pid: int) -> int:
-    """Return what would be free without a process, of what it shares its part, files aside; 0 where unreadable."""
+    """Return the RAM of a process, with its part of shared memory and without files; 0 where unreadable."""
     return 1024 * sum(map(int, _OWN_KIB.findall(_text_of(Path(f"/proc/{pid}/smaps_rollup")))))
 
 
@@ -317,7 +317,7 @@ def _cpu_features() -> tuple[str, ...]:
 
 
 def _read_memory(pid: int | None) -> tuple[int, int]:
-    """Return what a process and all others in its groups may have, and what is left of it, in bytes. None: this one."""
+    """Return the memory limit of a process's groups and what is left of it, in bytes. `pid` None: this process."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
     for group in _groups(pid):

@@ -1,7 +1,7 @@
 """How much memory each variant of a model needs: stated or measured weights, activations, and KV cache.
 
 Values that models.yaml says under `engine` win. A folder that the operator put there is served whatever variants
-models.yaml names: what it needs is read off its files, and nothing is loaded for that.
+models.yaml names: its needs are read from its files, without loading them.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _TABLE_BYTES = 10  # for each position and number of a head: cosines and sines i
 _OTHERS = ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads")
 _KINDS = {"full_attention", "sliding_attention", "linear_attention"}
 _LICENCE = "see its model card"
-# Beyond that something else took or freed memory meanwhile; such a measurement would spoil later plans.
+# A measurement outside of these factors is wrong: something else took or freed memory meanwhile.
 _PLAUSIBLE = (0.4, 2.5)
 
 
@@ -74,7 +74,7 @@ class Footprints(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, data_dir: Path) -> Self:
-        """Read what is kept there; nothing, when there is no file or none that can be read."""
+        """Read the file; without one that can be read, return no footprints."""
         return read_record(data_dir / FILE_NAME, cls, "plans use the stated sizes")
 
     def of(self, variant: VariantSpec, split: int, device: str) -> int | None:
@@ -83,7 +83,7 @@ class Footprints(msgspec.Struct, frozen=True):
         return None if measured is None else measured.bytes
 
     def with_(self, variant: VariantSpec, split: int, device: str, used_bytes: int) -> Self:
-        """Add a measurement. One that cannot be true, going by the size stated, is not taken."""
+        """Return a copy with one more measurement, unless it is implausible for the stated size."""
         stated = (variant.resident_gib or variant.weights_gib) * GIB / max(1, split)
         low, high = (factor * stated for factor in _PLAUSIBLE)
         if not low <= used_bytes <= high + 2 * GIB:
@@ -118,7 +118,7 @@ def devices_of(hardware: Hardware) -> tuple[Device, ...]:
 
 
 def in_steps(taken_bytes: int, ram_bytes: int) -> int:
-    """Return what others take of RAM as the plan counts it: never less than it is."""
+    """Return what others take of RAM, rounded up to the steps of the plan."""
     step = min(_RAM_STEP_MOST, max(_RAM_STEP_LEAST, ram_bytes // _RAM_STEPS))
     return -(-max(0, taken_bytes) // step) * step
 
@@ -142,7 +142,7 @@ def needs_of(
 
 
 def demo_need(spec: ModelSpec, devices: Sequence[Device]) -> Need:
-    """Return what the demo needs that answers in place of a model."""
+    """Return the needs of a model's demo."""
     on_gpu = len(devices) > 1 and not isinstance(spec, SpeechModelSpec)
     size = _DEMO_GIB["gpu" if on_gpu else "ram"]
     demo = VariantSpec.model_validate({"folder": "demo", "licence": "Apache-2.0", "weights_gib": size})
@@ -150,7 +150,7 @@ def demo_need(spec: ModelSpec, devices: Sequence[Device]) -> Need:
 
 
 def explicit(spec: ModelSpec, key: str) -> object | None:
-    """Return what models.yaml says under `engine` of a chat model; None when it leaves that to the plan."""
+    """Return the value of a key under `engine` of a chat model; None if models.yaml leaves it to the plan."""
     said = isinstance(spec, ChatModelSpec) and key in spec.engine.model_fields_set
     return getattr(spec.engine, key) if said else None
 
@@ -221,7 +221,7 @@ def _cache(variant: VariantSpec, split: int, gpu_bytes: int, engine: ChatEngineS
 
 
 def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:
-    """Return what the folders are that models.yaml names under `weights` and that are there, by model or adapter.
+    """Return each folder that models.yaml names under `weights` and that exists, as variants, by model or adapter.
 
     Nothing is raised: a folder that does not say how large it is gets no variants. Voices are not among them: their
     folder has many models, and the entry's variants say what they take.
@@ -272,7 +272,7 @@ def _read_folder(spec: ModelSpec, folder: Path) -> tuple[VariantSpec, ...]:
 
 
 def _chat_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """From a Hugging Face config.json: context, KV cache and splits."""
+    """Return context, KV cache and splits from a Hugging Face config.json."""
     found = ContextNeeds.of(config)
     return {
         "context_length": min(_SHORTEST_CONTEXT, found.positions),
@@ -290,10 +290,10 @@ def _chat_shape(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ContextNeeds:
-    """What a context takes, going by a chat model's config.json; KV cache in 16 bits, before it is split over GPUs."""
+    """The memory of a context, by a chat model's config.json; KV cache in 16 bits, before it is split over GPUs."""
 
     positions: int
-    """Tokens that the model was made for at most."""
+    """The most tokens that the model was made for."""
     heads: int
     kv_heads: int
     token_bytes: int
@@ -307,11 +307,11 @@ class ContextNeeds:
     tables_bytes: int
     """While vLLM computes its tables of all positions, which it does for `positions` whatever context is served."""
     is_exact: bool
-    """False: the family keeps less than these numbers say, or other things."""
+    """False: the family's cache is smaller than these numbers say, or different."""
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Return what the folder of a model says; None where that is not enough."""
+        """Read a model's config.json; None if it does not say enough."""
         try:
             return cls.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         except (OSError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
@@ -364,7 +364,7 @@ class ContextNeeds:
 
 
 def _kinds(text: Mapping[str, Any], layers: int) -> list[str]:
-    """Return the kinds of layers where a configuration does not list them: one in so many has full attention."""
+    """Return the kinds of layers that a configuration does not list: every `interval`th has full attention."""
     interval = int(text.get("full_attention_interval") or ("linear_num_value_heads" in text) * 4 or 1)
     return ["linear_attention" if (at + 1) % interval else "full_attention" for at in range(layers)]
 

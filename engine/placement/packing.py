@@ -1,6 +1,6 @@
 """Puts models of known size into devices without exceeding any, then gives what is left to KV caches.
 
-The search is the same in whatever order models and devices come. Models that take turns share a device: of them the
+The result does not depend on the order of models and devices. Of models that take turns on a device, only the
 largest counts. Which variants to try is plan.py's.
 """
 
@@ -12,11 +12,11 @@ from typing import NamedTuple, TypeAlias
 from engine.placement.hardware import GIB
 from engine.placement.types import Device, DeviceUse, Need, Placed, State, SwapBy
 
-# An office's handful of models needs some dozens; past that a layout counts as not found.
+# A handful of models needs some dozens of steps; beyond this limit no layout is found.
 _MOST_STEPS = 4000
-# Stays free for what sizes that were only stated get wrong: a part of them, or of what is left if that is less.
+# Kept free for errors of sizes that were not measured: a part of these sizes, or of what is left if that is less.
 _OF_STATED, _OF_LEFT = 0.125, 0.25
-# Tokens that coding agents want; as many models as possible get one conversation of that length.
+# Tokens that coding agents need: as many models as possible get one conversation of that length.
 LONG_CONTEXT = 65536
 # What a vLLM engine that sleeps keeps of each of its GPUs: CUDA's context, kernels and communication buffers.
 ASLEEP_BYTES = int(0.75 * GIB)
@@ -31,7 +31,7 @@ class Layout:
     placed: dict[str, Placed] = field(default_factory=dict)
 
     def turn_bytes(self, index: int | None) -> int:
-        """Return what models that take turns need of a device, one of them at a time."""
+        """Return the bytes of a device for models that take turns: those of the largest."""
         return max((one.bytes_on(index) for one in self.placed.values() if one.state == "swapped"), default=0)
 
     def free(self, device: Device) -> int:
@@ -47,7 +47,7 @@ class Layout:
 
 
 def asleep_bytes(sleepers: int) -> int:
-    """Return what sleepers keep of a GPU that they share, while one of them is awake."""
+    """Return what sleeping models keep of a GPU that they share, while one of them is awake."""
     return ASLEEP_BYTES * max(0, sleepers - 1)
 
 
@@ -95,7 +95,7 @@ def _fill(layout: Layout, rest: Sequence[tuple[str, Sequence[Need], bool]], step
 
 
 def _windows(layout: Layout, need: Need, *, shared: bool) -> Iterator[_Window]:
-    """Yield GPUs (none: RAM) and the bytes on each, the emptiest first; sets that look the same are tried once."""
+    """Yield GPUs (none: RAM) and the bytes on each, the emptiest first; of equivalent sets only one."""
     found: list[tuple[tuple[object, ...], int, int]] = []
     for position, device in enumerate(layout.devices):
         size = need.bytes_on(device) if need.runs_on(device) else None
@@ -129,7 +129,7 @@ def shared_out(layout: Layout) -> list[Placed]:
 
 
 def _sleepers(layout: Layout, turning: Collection[str]) -> set[str]:
-    """Chat models sleep, if RAM is enough for their weights and their GPUs for what they keep; others are ended."""
+    """Return the chat models that sleep: all, or none if RAM lacks room for weights, or a GPU for what they keep."""
     *gpus, ram = layout.devices
     chats = [one for one in layout.placed.values() if one.id in turning and one.gpus and _need(one).context_length]
     weights = sum(_need(one).all_weights_bytes for one in chats)
@@ -141,7 +141,7 @@ def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> P
     need, devices = _need(one), [device for device in layout.devices if device.index in one.places]
     size = one.device_bytes + min(_more_kv(layout, one, device, swap_by) for device in devices)
     has_kv = need.cache or need.share or need.fixed_kv
-    # vLLM refuses to start where less is free. It looks when its process has taken working memory, CUDA for one
+    # vLLM refuses to start if less is free. It checks after its process has allocated working memory, like CUDA's
     asked = size - (need.activations_bytes if has_kv and need.share is None else 0)
     utilization = math.floor(asked / min(device.total_bytes for device in devices) * 10_000) / 10_000
     return replace(
@@ -156,7 +156,7 @@ def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> P
 
 
 def _more_kv(layout: Layout, one: Placed, device: Device, swap_by: Mapping[str, SwapBy]) -> int:
-    """Return what a chat model gets beyond its minimum: a part of what is left, and of its turn all of it."""
+    """Return what a chat model gets beyond its minimum: a part of what is left, and all that its turn leaves."""
     # On a CPU a KV cache is filled with zeros at the start: no more of it than was asked for
     if device.index is None or not _takes_more(one):
         return 0
@@ -211,7 +211,7 @@ def _stated_bytes(one: Placed) -> int:
 
 
 def _of_its_turn(layout: Layout, one: Placed, device: Device) -> int:
-    """Return what a larger model leaves that it takes turns with."""
+    """Return how much more the largest model that it takes turns with has."""
     return layout.turn_bytes(device.index) - one.device_bytes if one.state == "swapped" else 0
 
 

@@ -2,10 +2,10 @@
 
 The rule: every model begins with its smallest variant. If these fit together, all stay loaded; else the last in
 `_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit, chat
-models first. Models for embeddings, reranking and transcription take nothing from chat models: they take turns with the
-image model where chat models would have smaller variants because of them. Where quality is preferred, as few take turns
-as give the variants that are possible if all do.
-What is left goes to KV caches. Where no plan is possible, the smallest change is offered with which one is.
+models first. Models for embeddings, reranking and transcription never make variants of chat models smaller: they take
+turns with the image model instead. With HEARTH_PREFER=quality models get the variants that fit if all take turns, and
+as few as possible take turns.
+What is left goes to KV caches. If no plan is possible, the refusal names the smallest change that makes one possible.
 """
 
 from bisect import bisect_left
@@ -40,11 +40,10 @@ def plan(
 ) -> Plan | Refusal:
     """Place every model of models.yaml.
 
-    `folders` has, for models and adapters whose own weights folder is there, what that folder is (`needs.own_folders`):
-    it is taken as it is, whatever variants models.yaml names. `here` has the folders of variants that are on the disk:
-    then only those are planned with, which is what can be served now, and demos for models that have none. None: all
-    of them, which is what is worth fetching. Nothing is read from disk, and nothing depends on the order of models or
-    GPUs.
+    `folders` has the weights folders of models and adapters that exist (`needs.own_folders`): they are used whatever
+    variants models.yaml names. `here` has the folders of variants that are on the disk: only those are planned, and
+    demos for models without one, so the plan is what can be served now. None: all variants, so the plan is what is
+    worth fetching. Nothing is read from disk, and nothing depends on the order of models or GPUs.
     """
     planner = _Planner(footprints or Footprints(), folders, here)
     fitted = planner.fit(config, hardware)
@@ -66,7 +65,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A model and what it is to be served with: `needs` are those of a variant, or of its demo."""
+    """A model and what serves it: `needs` are those of a variant, or of its demo."""
 
     spec: ModelSpec
     needs: tuple[Need, ...]
@@ -99,7 +98,7 @@ class _Planner:
         return _fit(choices, devices, hardware.prefer)
 
     def explained(self, one: Placed, choice: _Choice, config: Config, hardware: Hardware) -> Placed:
-        """Say why a model is where it is; of one with a demo, also what would give it more than that."""
+        """Add why a model is where it is and, if its demo answers, which change would replace that."""
         devices = devices_of(hardware)
         if not choice.is_demo:
             own = one.id in self.folders
@@ -134,7 +133,7 @@ class _Planner:
         return report.lack_alone(spec.id, offered, devices) if offered else None
 
     def _variants(self, spec: ModelSpec) -> tuple[VariantSpec, ...]:
-        """Return what a model may be served with, best first. A voice's variants say what its folder takes."""
+        """Return what a model may be served with, best first. Variants of voices tell the size of their folder."""
         if spec.id in self.folders:
             return self.folders[spec.id]
         if self.here is None or isinstance(spec, SpeechModelSpec):
@@ -143,7 +142,7 @@ class _Planner:
 
 
 def _rank(spec: ModelSpec) -> tuple[bool, bool, bool, bool, str]:
-    """Which stay loaded first: voices, chat, chat with vision, images; the auxiliary ones last."""
+    """Return the order in which models stay loaded: voices, chat, chat with vision, images, auxiliary ones."""
     return (
         isinstance(spec, AuxiliaryModelSpec),
         isinstance(spec, ImageModelSpec),
@@ -186,8 +185,8 @@ def _preferred(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer
 def _fitting(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> Iterator[_Fitted]:
     """Yield what fits, the fewest that take turns first.
 
-    Models for embeddings, reranking and transcription do so with others, not among themselves: one question asks for
-    both of the first two.
+    Models for embeddings, reranking and transcription never take turns only with each other: one question may need
+    the first two.
     """
     specs = [choice.spec for choice in choices.values()]
     movable = [spec for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
@@ -226,7 +225,7 @@ def _add_replicas(choices: Mapping[str, _Choice], layout: Layout) -> None:
 
 
 def _most_replicas(choice: _Choice, first: Placed) -> int:
-    """Return how many engines a model may have more: where that is not said, as many as GPUs have room for."""
+    """Return how many replicas a model may have; by default as many as GPUs have room for."""
     spec = choice.spec
     if not isinstance(spec, ChatModelSpec) or spec.unload_after_seconds is not None or first.state == "swapped":
         return 0
@@ -240,7 +239,7 @@ def _variants_of(fitted: _Fitted) -> dict[str, str]:
 
 
 def _moved_up(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str]) -> _Fitted:
-    """Let each in turn take the next better variant that fits beside the others, until none can; chat models first."""
+    """Give each in turn the next better variant that fits beside the others, until none does; chat models first."""
     chats = [name for name, choice in choices.items() if isinstance(choice.spec, ChatModelSpec)]
     for names in (chats, [name for name in choices if name not in chats]):
         before = None
@@ -274,7 +273,7 @@ class _Change:
     planner: _Planner
 
     def smallest(self, lack: Refusal) -> str:
-        """Say what would do; in general words only where nothing was found that would."""
+        """Return the smallest change as a sentence; general advice if none was found."""
         free = self._without_keep_loaded()
         if free:
             lines = f"the line{'s' if len(free) > 1 else ''} `keep_loaded: true`"
@@ -282,7 +281,7 @@ class _Change:
         return self.of_memory(lack) or ", or ".join(self._without_one(lack)) or _IN_GENERAL
 
     def of_memory(self, lack: Refusal) -> str:
-        """Say what would do that takes less memory or gives more, else what the lack says; empty if that is nothing."""
+        """Return a change that takes less memory or adds some, else that of `lack`, which may be empty."""
         specs = [self.config.models[name] for name in lack.models]
         changes = [*self._shorter(specs), *self._other_share(specs), *self._others_ended(on_gpus=lack.on_gpus)]
         return ", or ".join(changes or self._more_memory(lack)) or lack.change
@@ -298,7 +297,7 @@ class _Change:
         return self._fits(self.config, replace(self.hardware, **changed))
 
     def _without_keep_loaded(self) -> list[str]:
-        """Return as few models as possible that need not stay loaded."""
+        """Return the fewest models to take `keep_loaded` from so that all fit; empty if that does not help."""
         movable = [spec for spec in self.config.models.values() if not isinstance(spec, SpeechModelSpec)]
         freed = {spec.id: spec.model_copy(update={"keep_loaded": False}) for spec in movable}
         if not self._fits_with(*freed.values()):

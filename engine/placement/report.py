@@ -1,6 +1,6 @@
-"""The words and the plain data of a plan: why each model is where it is, or by how much models do not fit.
+"""A plan as text and as plain data: why each model is where it is, or by how much models do not fit.
 
-Changes that make all models fit are plan.py's; here is what would do for one alone.
+plan.py finds changes that make all models fit; here are those for one model alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -159,7 +159,7 @@ def _less(device: Device) -> str:
 
 
 def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: Sequence[Device]) -> Refusal:
-    """Explain why models do not fit together; what would change that is left open."""
+    """Return why models do not fit together, without a change that would help."""
     *gpus, ram = devices
     smallest = {spec.id: min(needs, key=lambda need: need.weights_bytes) for spec, needs in wanted}
     in_ram = {name: need.ram_bytes if need.split else _least(need, ram) for name, need in smallest.items()}
@@ -180,7 +180,7 @@ def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: S
 
 
 def warnings_of(found: Plan) -> list[str]:
-    """Say what the plan does not give that many want: on GPUs, a conversation that is long enough for coding agents."""
+    """Warn if, on GPUs, no model has a context that is long enough for coding agents."""
     chats = [(one.context_length, one.id) for one in found.models if one.variant and one.gpus and one.context_length]
     longest, name = max(chats, default=(LONG_CONTEXT, ""))
     if longest >= LONG_CONTEXT:
@@ -271,7 +271,7 @@ def _model_data(one: Placed) -> dict[str, Any]:
 
 
 def _replica_data(one: Placed) -> dict[str, Any]:
-    """Describe one more engine of a model: all that is not said here is the model's."""
+    """Return what differs between a replica and its model."""
     whole = _model_data(one)
     sizes = ("bytes_per_device", "kv_cache_bytes_per_device", "full_length_chats", "max_num_seqs")
     return {name: whole[name] for name in ("id", "gpus", *sizes)}

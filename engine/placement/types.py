@@ -7,8 +7,8 @@ from typing import Literal, Self
 from engine.config.models import SpeculativeSpec, VariantSpec
 from engine.placement.hardware import GIB, Hardware
 
-# resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with
-# Hearth answers. unplanned: its folder is there, but does not say its size; or nothing is there.
+# resident: always loaded. swapped: takes turns with others on its devices. demo: served by the demo that comes with
+# Hearth. unplanned: its folder does not say its size, or nothing is there.
 State = Literal["resident", "swapped", "demo", "unplanned"]
 SwapBy = Literal["sleep", "unload"]
 
@@ -37,7 +37,7 @@ class Device:
     margin_bytes: int
     compute_capability: tuple[int, int] | None = None
     ours_bytes: int = 0
-    """Taken by the server that runs, and planned with as if it were free."""
+    """Used by the running server; the plan counts it as free."""
 
     @property
     def budget_bytes(self) -> int:
@@ -61,7 +61,7 @@ class KvCache:
     """Groups of layers that keep every token."""
     window_groups: int
     window_tokens: int
-    """That each of `window_groups` keeps at most, with those that are being computed."""
+    """The most tokens that each of `window_groups` keeps, with those that are being computed."""
     state_groups: int
     """Groups of layers that keep a state; then no more sequences may run than there are blocks."""
     guessed: int = 0
@@ -100,7 +100,7 @@ class KvCache:
         return cls(tokens * token_bytes, tokens, full, windows, (window or 0) - 1 + in_flight, state_groups, guessed)
 
     def coarse(self) -> Self:
-        """Return how it is divided where the larger multiple counts: what fits then fits with any kernel."""
+        """Return the division into blocks of the larger size: what fits then fits with any kernel."""
         tokens = -(-self.block_tokens // _CPU_BLOCK) * _CPU_BLOCK
         return replace(self, block_tokens=tokens, block_bytes=self.block_bytes // self.block_tokens * tokens)
 
@@ -120,11 +120,11 @@ class KvCache:
         return max(0, self.blocks(cache_bytes) - 1) // self.blocks_of_chat(tokens)
 
     def longest(self, cache_bytes: int, most: int) -> int:
-        """Return for how many tokens of one conversation there is room, up to `most`; 0: not even for one."""
+        """Return how many tokens of one conversation fit, up to `most`; 0: not even one."""
         return bisect_right(range(1, most + 1), self.blocks(cache_bytes) - 1, key=self.blocks_of_chat)
 
     def sequences(self, cache_bytes: int, asked: int) -> int:
-        """Return how many of the sequences that were asked for may run: vLLM refuses to start with more."""
+        """Return how many of the `asked` sequences may run: vLLM refuses to start with more."""
         return max(1, min(asked, self.blocks(cache_bytes) - 1)) if self.state_groups else asked
 
 
@@ -145,11 +145,11 @@ class Need:
     ram_bytes: int = 0
     """RAM beside the GPUs, for weights that are offloaded."""
     context_length: int | None = None
-    """Of prompt and answer together, at least."""
+    """The least tokens of prompt and answer together."""
     longest_context: int = 0
-    """To which it grows where there is memory; 0: it does not grow."""
+    """The context may grow to this where there is memory; 0: it does not grow."""
     sequences: int = 0
-    """That were asked for to run at the same time."""
+    """How many should run at the same time."""
     share: float | None = None
     """The share of a GPU that models.yaml gives it."""
     fixed_kv: bool = False
@@ -161,7 +161,7 @@ class Need:
 
     @property
     def _divided(self) -> tuple[KvCache, ...]:
-        """The cache in blocks of either size: for what just fits into those of one, the other may lack a block."""
+        """The cache in blocks of both sizes: what just fits with one size may need one block more with the other."""
         return () if self.cache is None else (self.cache, self.cache.coarse())
 
     @property
@@ -170,7 +170,7 @@ class Need:
         return self.chat_bytes(self.context_length)
 
     def context_in(self, kv_bytes: int) -> int | None:
-        """Return the context that it is served with where its KV cache is so large."""
+        """Return the context that it is served with, given the size of its KV cache."""
         if self.cache is None or self.context_length is None or not self.longest_context:
             return self.context_length
         longest = min(cache.longest(kv_bytes, self.longest_context) for cache in self._divided)
@@ -203,7 +203,7 @@ class Need:
         return (self.split == 0) == (device.index is None)
 
     def runs_on(self, device: Device) -> bool:
-        """Whether it is the right kind of device, and new enough."""
+        """Whether the device is of the right kind, and new enough."""
         capability = device.compute_capability
         is_new = capability is None or capability[0] + capability[1] / 10 >= self.variant.min_compute_capability
         return is_new and self.is_kind_of(device)
@@ -222,7 +222,7 @@ class Placed:
     device_bytes: int = 0
     """On each of `gpus`; in RAM where there are none."""
     kv_bytes: int = 0
-    """Of them, the KV cache."""
+    """The part of `device_bytes` for the KV cache."""
     utilization: float | None = None
     """`device_bytes` as a share of the smallest of its GPUs, rounded down."""
     swap_by: SwapBy | None = None
@@ -239,12 +239,12 @@ class Placed:
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of a conversation at most; None where the model is none for chat."""
+        """The most tokens of a conversation; None if it is no chat model."""
         return self.need.context_in(self.kv_bytes) if self.need else None
 
     @property
     def sequences(self) -> int | None:
-        """How many requests may run at the same time, where the KV cache has blocks for fewer than were asked for."""
+        """How many requests may run at the same time, if the KV cache has blocks for fewer than asked; else None."""
         need = self.need
         if need is None or need.cache is None:
             return None
@@ -305,4 +305,4 @@ class Refusal:
     on_gpus: bool = False
     """Whether GPUs are too small; else RAM is."""
     split: int = 1
-    """Over how many GPUs the model is split at least."""
+    """The fewest GPUs that the model can be split over."""
