@@ -1,4 +1,4 @@
-"""Puts the HTTP side together: routes, middleware, errors, and what lives as long as the server does."""
+"""Makes the app: routes, middleware, errors, and the objects that live as long as the server does."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ _ROUTES = (
     openapi.router,
     console.root,
 )
-# What the lines of a batch may ask.
+# The endpoints that lines of a batch may name.
 _LINE_ENDPOINTS = {
     "/v1/chat/completions": LineEndpoint(chat.answer_chat_line),
     "/v1/completions": LineEndpoint(chat.answer_completion_line),
@@ -78,10 +78,10 @@ _LINE_ENDPOINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What an app is a part of. Without arguments it is the whole: one server, with all models.
+    """The place of an app in a cluster. Without arguments it is a single server with all models.
 
-    `engine` makes its engine, as `Engine` itself is made. `name` is its own among all servers of one database; None: a
-    random one. One that does not speak HTTP is asked by others, and runs no batches. `peers` are all replicas.
+    `engine` makes its engine, called like `Engine`. `name` is unique among the servers of one database; None: random.
+    An app that does not speak HTTP gets its requests from others, and runs no batches. `peers` are all replicas.
     """
 
     engine: Callable[..., Engine] = Engine
@@ -91,7 +91,7 @@ class Place:
 
 
 class HearthApp(FastAPI):
-    """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
+    """FastAPI with our middleware outside of its own, so that its last-resort answers pass through ours, too."""
 
     def build_middleware_stack(self) -> ASGIApp:
         settings: Settings = self.state.settings
@@ -137,7 +137,7 @@ def create_app(settings: Settings, config: Config, place: Place = Place()) -> He
 
 @asynccontextmanager
 async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
-    """Engines end here and not after `serve()`: uvicorn may never come back from that."""
+    """Open and close all that the app uses. Engines end here, because uvicorn's `serve()` may never return."""
     settings: Settings = app.state.settings
     app.state.access_log = AccessLog(settings.data_dir / "logs")
     tracing = app.state.tracing = Tracing.open(app.state.metrics, key_ids=settings.trace_key_ids)
@@ -238,7 +238,7 @@ def _batch_runner(app: FastAPI, settings: Settings) -> Runner:
 def _image_limits(settings: Settings) -> ImageLimits:
     fetch = None
     if settings.fetch_images:
-        from server.api.images.fetch import ImageFetcher  # a web client that few need
+        from server.api.images.fetch import ImageFetcher  # imports an HTTP client that few servers need
 
         fetch = ImageFetcher(settings.max_image_bytes)
     return ImageLimits(settings.max_image_bytes, settings.max_image_megapixels, fetch)

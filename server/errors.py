@@ -1,6 +1,6 @@
-"""Every failure on its way to the client: one table makes status and body, one shape everywhere.
+"""Turns every failure into an error answer: one table gives status and code, and all bodies have one shape.
 
-Routes raise; nothing here shows the text of an exception that is not ours, a key, a path or the prompt.
+Routes raise. No answer has the text of an exception that is not ours, a key, a path or the prompt.
 """
 
 import logging
@@ -28,7 +28,7 @@ _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A failure with its place in the contract's table. `message` is ours and says what to do next."""
+    """A failure with the status and code of its answer. `message` is ours and says what to do next."""
 
     status: int
     code: str | None
@@ -54,19 +54,19 @@ class ApiError(Exception):
 
 
 def overloaded(message: str, retry_after_seconds: int = 5, *, limit: str | None = None, **headers: str) -> ApiError:
-    """Make the error of a server that cannot answer now."""
+    """Return the 503 of a server that cannot answer now."""
     given = {"Retry-After": str(retry_after_seconds), **headers}
     return ApiError(503, "server_overloaded", message, headers=given, limit=limit)
 
 
 def storage_failed() -> ApiError:
-    """Make the error of storage for files that is elsewhere, and does not answer."""
+    """Return the 503 for a remote file storage that does not answer."""
     return overloaded("The storage for files does not answer. Try again in a moment.", 10)
 
 
 NO_REPLICA = overloaded("No replica is ready. Try again in a few seconds.")
 
-# The engine's error -> status and code; the first class that fits counts, so the special ones stand first.
+# The engine's error -> status and code; the first class that matches counts, so subclasses come first.
 _TABLE: tuple[tuple[type[engine.EngineError], int, str], ...] = (
     (engine.ConfigError, 400, "invalid_config"),
     (engine.ContextLengthError, 400, "context_length_exceeded"),
@@ -108,7 +108,7 @@ def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiErro
 
 
 def _of_the_store(error: StoreError) -> ApiError | None:
-    """Return what an administrator may be told; None for what only the operator may know."""
+    """Return the error that the client may see; None for one that only the log may have."""
     if isinstance(error, StoreUnavailableError):
         return overloaded(error.message)
     if isinstance(error, KeyNotFoundError):  # what was asked for is not repeated: it may be a whole key
@@ -136,7 +136,7 @@ def invalid_body(findings: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Make every failure of the app come out in the contract's shape."""
+    """Have every failure of the app answered in the one shape of errors."""
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
     for kind in (ApiError, engine.EngineError, StoreError, Exception):
@@ -157,7 +157,7 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         api_error = ApiError(404, "not_found", f"Unknown path. {_advice(request)}")
     if error.status_code == 405:
-        # Starlette knows the methods of the first route only that has this address.
+        # Starlette knows only the methods of the first route with this address.
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
         allowed = ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))
         headers = api_error.headers | {"Allow": allowed}
@@ -185,7 +185,7 @@ def _advice(request: Request) -> str:
 
 
 def _endpoints(routes: Sequence[BaseRoute]) -> str:
-    """List what most keys may use."""
+    """List the endpoints that most keys may use."""
     paths = dict.fromkeys(getattr(route, "path", "") for route in routes)
     return ", ".join(path for path in paths if path.startswith("/v1/") and "{" not in path and "/admin/" not in path)
 

@@ -39,7 +39,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
         ) from error
     with opened as file:
         try:
-            # Freed with the last copy of the open file; engines are started by exec, which closes theirs.
+            # Released with the last copy of the open file; engines are started by exec, which closes theirs.
             _lock(file)
         except OSError as error:
             file.seek(0)
@@ -47,7 +47,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
                 f"Another Hearth (process {file.read().strip() or 'unknown'}) uses the data directory {data_dir}. Pick "
                 "one: 1. stop it; 2. give this one its own directory with --data-dir."
             ) from error
-        (data_dir / OUTCOME_FILE).unlink(missing_ok=True)  # of a server before, perhaps with this process id
+        (data_dir / OUTCOME_FILE).unlink(missing_ok=True)  # of an earlier server, perhaps with this process id
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -56,7 +56,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
 
 
 def _lock(file: TextIO) -> None:
-    """Lock it, also where `running_pid` has it for an instant. Raises `OSError` if another process keeps it."""
+    """Lock a file, waiting while `running_pid` has it for a moment. Raises `OSError` if another process keeps it."""
     for left in reversed(range(_LOCK_TRIES)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +102,7 @@ def no_server(data_dir: Path) -> InstanceError:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs from before, by name."""
+    """Names that were added, changed or removed."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -115,9 +115,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of the TLS certificate: whether connections from now on are shown another one than before.
+    """Whether new connections get another TLS certificate than before.
 
-    `refused`: why it stays as it was, for the operator; it names files.
+    `refused`: why the old one stays, for the operator; it names files.
     """
 
     renewed: bool = False
@@ -126,7 +126,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one reload. `refused` has the reason, and then nothing has changed.
+    """The outcome of one reload. `refused` says why it was refused, and then nothing has changed.
 
     `began_at_ns` is when the file was about to be read, by the machine's monotonic clock: this answers every
     request for a reload from before that.
@@ -140,11 +140,11 @@ class Outcome:
     voices: Difference = Difference()
     warnings: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
-    """Models that end with their last answer, and answer again once they are loaded anew."""
+    """Models that end with their last answer and are then loaded again."""
     later: tuple[str, ...] = ()
     """Models that keep the memory that they have until they are loaded again."""
     certificate: Renewal | None = None
-    """None: plain HTTP is spoken."""
+    """None: the server speaks plain HTTP."""
 
     def sentences(self) -> list[str]:
         """Say what has changed; empty when nothing has."""
@@ -156,7 +156,7 @@ class Outcome:
 
 
 def write_outcome(data_dir: Path, outcome: Outcome) -> None:
-    """Replace the one before, whole. Blocks. Raises OSError."""
+    """Replace the file of the last outcome. Blocks. Raises OSError."""
     from engine.files import write_atomically
 
     write_atomically(data_dir / OUTCOME_FILE, msgspec.json.encode(outcome))

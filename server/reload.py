@@ -36,7 +36,7 @@ async def reload_config(app: FastAPI) -> None:
 
 
 def renew_certificate(app: FastAPI) -> Renewal | None:
-    """Show from now on the certificate that its files hold now; a pair that cannot be used leaves the old one."""
+    """Read the certificate's files again for new connections; if they cannot be used, the old one stays."""
     if app.state.certificate is None:
         return None
     try:
@@ -47,10 +47,10 @@ def renew_certificate(app: FastAPI) -> Renewal | None:
 
 
 async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
-    """Read the file and the certificate again; tiers, models and voices are then what is there. Answers go on.
+    """Read models.yaml, voices and the certificate again, and serve what they say. Running answers finish.
 
     `by` None means the user of this machine. Raises `ConfigError`, and then nothing has changed. The outcome's
-    `warnings` are about voices, the old ones among them: what is still wrong is said again.
+    `warnings` are about voices, and repeat what was wrong before and still is.
     """
     began_at_ns, path = time.monotonic_ns(), app.state.settings.models
     async with app.state.reloading:  # of two at once, the one that read the file last has to win
@@ -59,7 +59,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         before = _voices(engine)
         models = _difference(_named(engine.config), _named(config))
         outdated = await engine.reload(config)
-        again, later = engine.again(), engine.later()  # before they go on
+        again, later = engine.again(), engine.later()  # before the pool loads them
         models = replace(models, changed=tuple(dict.fromkeys((*models.changed, *sorted(outdated)))))
         app.state.metrics.models = config.entries
         voices = _difference(before, _voices(engine))
@@ -67,8 +67,8 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         try:
             async with app.state.database.writing() as connection:
                 await write_entry(connection, utc_now(), by, "config.reload", config.path.name, asdict(models))
-        except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
-            _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
+        except StoreUnavailableError as error:  # the reload has happened: it must not be called a failure
+            _log.error("models.yaml was read again, but that is not in the audit log: %s", error.message)
         certificate = renew_certificate(app)
         outcome = Outcome(
             os.getpid(), began_at_ns, str(path), None, models, voices, warnings, again, later, certificate

@@ -36,7 +36,7 @@ from server.terminal import HEARTH, keys_command, time_left
 _log = logging.getLogger("hearth.serve")
 
 _CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-# What to try, by a model's first capability: the path, the fields, and where the answer goes.
+# A request to try, by a model's first capability: the path, the fields, and where curl puts the answer.
 _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "chat": ("/chat/completions", _CHAT, ""),
     "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
@@ -77,15 +77,15 @@ def run(settings: Settings, config: Config) -> None:
         server = _Server(app, banner)
         runner.run(server.serve(sockets=[listener]))
         banner.ended()
-        # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
-        # still renders or tokenises for a client that left would hold us up for minutes.
+        # Everything has ended and is written. Unloading torch and vLLM would take another 2 s, and a thread that still
+        # renders or tokenises for a client that left could delay the end for minutes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(server.exit_status)
 
 
 def prepare_process() -> None:
-    # One file per connection: take what we may have, not the shell's default of 1,024.
+    # One file per connection: raise the shell's default of 1,024 to what is allowed.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -99,7 +99,7 @@ class _Server(uvicorn.Server):
         self._systemd = Systemd()
         self._status = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
-        self.exit_status = 1  # a supervisor must be able to tell an end from a failure
+        self.exit_status = 1  # for a supervisor: 0 is an end, all else a failure
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
         for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
         self._tasks.append(asyncio.create_task(self._end_when_unservable()))
-        # Models may still be loading, which takes minutes and is asked of /health/ready.
+        # Models may still load for minutes: /health/ready tells.
         self._systemd.send("READY=1", "STATUS=Listening; loading the models")
 
     def on_signal(self) -> None:
@@ -138,7 +138,7 @@ class _Server(uvicorn.Server):
         self._systemd.send("STATUS=Read models.yaml again")  # and no RELOADING=1: answers go on
         if hasattr(self._app.state, "drain"):
             self._tasks.append(asyncio.create_task(reload_config(self._app)))
-        else:  # nothing has been loaded by the old models.yaml
+        else:  # the engine does not exist, so no model has been loaded
             renew_certificate(self._app)
 
     async def _end_when_unservable(self) -> None:
@@ -157,7 +157,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop talking, then let uvicorn close connections and the lifespan end the engines."""
+        """End banner, status and tasks, then let uvicorn close connections and the lifespan end the engines."""
         for task in self._tasks:
             task.cancel()
         self._banner.close()
@@ -170,10 +170,10 @@ def _settled(engine: Engine) -> bool:
 
 
 async def _freeze_when_settled(engine: Engine) -> None:
-    """Once every model is loaded or has failed, take what lives out of all garbage collections.
+    """Once every model is loaded or has failed, exclude all objects from later garbage collections.
 
-    The modules and tables of vLLM, torch and our own are about a million objects: to look through them would halt all
-    streams for a third of a second each time. Once only: what a later load leaves behind in cycles must be found.
+    The modules and tables of vLLM, torch and our own are about a million objects: each full collection would halt all
+    streams for a third of a second. Once only: cycles that later loads leave behind must be collected.
     """
     while not _settled(engine):  # noqa: ASYNC110  # the banner alone waits for changes
         await asyncio.sleep(_SETTLED_POLL_SECONDS)
@@ -187,7 +187,7 @@ def _base_url(settings: Settings, address: str, port: int) -> str:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Take the port before anything else, so that a second server fails at once and in plain words."""
+    """Return a listening socket. Called first, so that a second server fails at once. Raises `StartError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     try:
@@ -205,10 +205,10 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _probe_silent_clients(listener: socket.socket, seconds: float) -> None:
-    """Have the kernel end connections whose client has vanished without a word, within so long (TCP keep-alive).
+    """Have the kernel end connections whose client has vanished, within this time (TCP keep-alive).
 
-    Connections inherit it. Whoever is being written to is watched by server/http/protocol.py; this is for the others,
-    who wait for their turn or have sent half of a body.
+    Connections inherit it. server/http/protocol.py watches clients that are being written to; this is for the others,
+    which wait for their turn or have sent half of a body.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probes = 3
@@ -221,7 +221,7 @@ def _probe_silent_clients(listener: socket.socket, seconds: float) -> None:
 
 
 async def _first_key(settings: Settings, config: Config) -> str | None:
-    """Make an admin key if the store has none. Other machines are not served before keys were issued."""
+    """Make an admin key if the store has none. Raises `StartError` if other machines can reach the server."""
     async with await Database.open(database_url(settings)) as database:
         store = KeyStore(database)
         if await store.count_active():
@@ -264,7 +264,7 @@ class Banner:
         )
 
     async def follow(self, engine: Engine) -> None:
-        """Greet, show the models coming up, and say when all is ready; then report what changes."""
+        """Print the addresses, then the loads of the models, then that all are ready; then each change."""
         self._greet()
         tasks: dict[str, TaskID] = {}
         if self._console.is_terminal:
@@ -375,7 +375,7 @@ class Banner:
 
 
 class Systemd:
-    """One socket of the service manager, named by `NOTIFY_SOCKET`; see sd_notify(3)."""
+    """Reports to the service manager through the socket named by `NOTIFY_SOCKET`; see sd_notify(3)."""
 
     def __init__(self) -> None:
         address = os.environ.get("NOTIFY_SOCKET", "")
@@ -397,7 +397,7 @@ class Systemd:
             await asyncio.sleep(self._watchdog_seconds / 3 or 5)
 
     def send(self, *states: str) -> None:
-        """Tell the service manager, if there is one; a missing one must not stop the server."""
+        """Send states to the service manager, if there is one; a failure must not stop the server."""
         if not self._address:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager, suppress(OSError):

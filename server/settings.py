@@ -28,12 +28,12 @@ class SettingsError(Exception):
 
 
 def _in_checkout(name: str) -> Path:
-    """Defaults lie in the checkout, wherever the command is called from; an installed package has none."""
+    """Return a default path: in the checkout, if this is one, else relative to the current folder."""
     return _CHECKOUT / name if (_CHECKOUT / "models.yaml").is_file() else Path(name)
 
 
 def _base_address(value: str) -> str:
-    """Both the server's address and the base address of client libraries, which ends in /v1, are meant the same."""
+    """Return the base address of client libraries, which ends in /v1; the server's address is accepted, too."""
     parts = urlsplit(value)
     more = "@" in parts.netloc or parts.query or parts.fragment
     if parts.scheme not in {"http", "https"} or not parts.hostname or more:
@@ -42,7 +42,7 @@ def _base_address(value: str) -> str:
 
 
 def _origin(value: str) -> str:
-    """Write an origin as browsers send it: lower case, no path, no port that goes without saying."""
+    """Write an origin as browsers send it: lower case, no path, no default port."""
     if value == "*":
         return value
     origin = value.lower().rstrip("/")
@@ -64,7 +64,7 @@ def _files_url(value: str) -> str:
 
 
 def _network(value: str) -> str:
-    """Check the address or network of a proxy. Names are not looked up: what they mean could change."""
+    """Check the address or network of a proxy. Host names are refused: their address could change."""
     with suppress(ValueError):
         if ipaddress.ip_network(value).prefixlen > 0:
             return value
@@ -82,7 +82,7 @@ def is_loopback(host: str) -> bool:
 
 
 def outside_address(host: str) -> str | None:
-    """Return by which address other machines reach a server that listens on `host`, None where that is not known."""
+    """Return the address at which other machines reach a server that listens on `host`; None if unknown."""
     if host not in {"0.0.0.0", "::"}:  # noqa: S104
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
@@ -92,7 +92,7 @@ def outside_address(host: str) -> str | None:
 
 
 def _split_commas(value: Any) -> Any:
-    """Make a tuple of what one variable of the environment lists."""
+    """Return the items of a comma-separated environment variable as a tuple."""
     return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
@@ -118,11 +118,9 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
     max_body_bytes: int = Field(25 * 2**20, ge=1024, description="larger request bodies are refused (413)")
     max_bodies_bytes: int = Field(
-        512 * 2**20, ge=2**20, description="request bodies in memory together; more of a key that has its share get 503"
+        512 * 2**20, ge=2**20, description="request bodies in memory; beyond it, keys with their share get 503"
     )
-    max_running_requests: int = Field(
-        1024, ge=1, description="of all keys; more of a key that has its share are refused at once (503)"
-    )
+    max_running_requests: int = Field(1024, ge=1, description="of all keys; beyond it, keys with their share get 503")
     max_messages: int = Field(2048, ge=1, le=4096, description="messages in one conversation")
     max_batch_items: int = Field(256, ge=1, le=4096, description="chat bodies in one batch")
     max_file_bytes: int = Field(2**30, ge=1024, description="one uploaded file; larger ones are refused (413)")
@@ -194,7 +192,7 @@ def reserve_bytes(settings: Settings) -> int:
 
 
 def database_url(settings: Settings) -> str:
-    """Return where keys, limits and usage are kept. It may hold a password: for `Database.open` alone."""
+    """Return where keys, limits and usage are kept. It may have a password: only for `Database.open`."""
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
     from server.store.sqlite import FILE_NAME, sqlite_url
@@ -233,7 +231,7 @@ def _unknown_names() -> list[str]:
 
 
 def removed_names() -> list[str]:
-    """Return which settings of the environment no longer have an effect."""
+    """Return the environment variables that are set but no longer have an effect."""
     return sorted(_REMOVED & os.environ.keys())
 
 

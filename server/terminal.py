@@ -31,18 +31,18 @@ def typed(script: Path, found: str | None, here: Path) -> str:
 
 
 HEARTH = typed(Path(sys.prefix, "bin", "hearth"), shutil.which("hearth"), Path.cwd())
-"""What every remedy that is copied and pasted begins with."""
+"""The first word of every command that a message suggests."""
 
 
 def keys_command(settings: Settings, rest: str) -> str:
-    """Return the line that begins with `hearth keys`; a data directory that was given is part of it."""
+    """Return a `hearth keys` command line, with the data directory if it was set."""
     given = "data_dir" in settings.model_fields_set
     where = f" --data-dir {shlex.quote(str(settings.data_dir))}" if given else ""
     return f"{HEARTH} keys{where} {rest}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[RenderableType]]) -> Table:
-    """Draw rows. Text is no markup: a name like [red] is a name. The first column is to be copied: wrapped last."""
+    """Return a table. Text is not read as markup, like a name [red]. The first column, for copying, wraps last."""
     left = 0 if sys.stdout.isatty() else 1  # terminals are narrow
     made = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, left))
     for column in made.columns:
@@ -54,13 +54,13 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[RenderableType]]) -> T
 
 
 def print_rich(shown: RenderableType) -> None:
-    """Draw a table or a line. In a pipe nothing is wrapped: a row is a line. A narrow terminal gets a list."""
+    """Print a table or a line. In a pipe each row is one line. In a narrow terminal a table becomes a list."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(fitted(shown, console))
 
 
 def fitted(shown: RenderableType, console: Console) -> RenderableType:
-    """Return what to print: of a table whose words are too wide, its rows as lines, without its bars."""
+    """Return what to print: a table that is too wide becomes lines, without its bars."""
     if not isinstance(shown, Table):
         return shown
     wanted = Measurement.get(console, console.options.update_width(_PIPE_WIDTH), shown)
@@ -100,8 +100,8 @@ def size_text(size_bytes: float) -> str:
 
 
 def set_up_log(level: str) -> None:
-    """Write ours at the level asked for; of libraries only what goes wrong."""
+    """Log our messages from `level` on, those of libraries from warnings on."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are a line per stranger's mistake
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it would warn of each invalid request
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _CUT_OFF)
     logging.getLogger("hearth").setLevel(level.upper())

@@ -42,7 +42,7 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class FieldError(ValueError):
-    """Raised by validators that look at several fields: which one to blame, and a sentence that follows its name."""
+    """Raised by validators that look at several fields: `param` is the wrong one; the sentence follows its name."""
 
     def __init__(self, param: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -50,9 +50,9 @@ class FieldError(ValueError):
 
 
 def most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Of several findings take the one deepest in the body: in a union the others are branches not meant.
+    """Return the finding that is deepest in the body: in a union the others are of branches that were not meant.
 
-    Equally deep, the one whose branch has the right type is meant.
+    Of equally deep ones, return one whose branch has the right type.
     """
     first = findings[0]
     same_field = [item for item in findings if item["loc"][:1] == first["loc"][:1]]
@@ -66,7 +66,7 @@ def spelled(pattern: str, sentence: str) -> Any:
 
 
 def sentence(finding: Mapping[str, Any]) -> str:
-    """Say what is wrong, to follow the name of the field."""
+    """Return what is wrong, as words that follow the name of the field."""
     context = finding.get("ctx", {})
     unknown = _PATTERNS.get(context.get("pattern", ""), "has a value that is not allowed here")
     template = _SENTENCES.get(finding["type"], unknown)
@@ -88,7 +88,7 @@ def _own_words() -> frozenset[str]:
 
 
 def own_path(param: str | None) -> str | None:
-    """Return a field's path for a log: it ends where a word comes that is not ours, since that one is the client's."""
+    """Return a field's path for the log, cut before the first word that is not ours, since a client chose it."""
     known = []
     for part in (param or "").split("."):
         word = re.fullmatch(r"(\w+)((?:\[\d{1,6}\])*)", part, re.ASCII)
@@ -99,7 +99,7 @@ def own_path(param: str | None) -> str | None:
 
 
 def field_path(finding: Mapping[str, Any], body: Any) -> str | None:
-    """Write pydantic's location as the client knows it; None for the body as a whole.
+    """Return pydantic's location as a path in the client's body; None for the body as a whole.
 
     A location also names union branches, which are not in the body: only what leads further into it is kept.
     """
@@ -152,7 +152,7 @@ def moment(text: str) -> datetime:
 
 
 def iso(at: datetime | None) -> str | None:
-    """Write a moment the way all our JSON has it: UTC, whole seconds."""
+    """Return a moment as in all our JSON: UTC, whole seconds."""
     return None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
