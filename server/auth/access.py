@@ -1,6 +1,6 @@
 """What the key of a request may do: its scopes, and the models of its tier and of its own list.
 
-Who asks with which key is the middleware's to know.
+The middleware finds the key.
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
@@ -16,7 +16,7 @@ from server.store.keys import ApiKey
 
 @dataclass(frozen=True)
 class RequiresScope:
-    """What every dependency that requires a scope of the request's key is built on."""
+    """Base of dependencies that require a scope of the request's key."""
 
     scope: str
 
@@ -30,14 +30,14 @@ class RequiresScope:
 
 
 class KeyWith(RequiresScope):
-    """A dependency that gives the request's key if it has `scope`, and a 403 otherwise."""
+    """A dependency that returns the request's key. Raises `ApiError` 403 if it lacks `scope`."""
 
     async def __call__(self, request: Request) -> ApiKey:
         return self.check(request)
 
 
 class KeyIfSent(RequiresScope):
-    """The same for what a setting may open: None where no key was sent."""
+    """Like `KeyWith`, for paths that a setting may open: None if no key was sent."""
 
     async def __call__(self, request: Request) -> ApiKey | None:
         return None if request.state.key is None else self.check(request)
@@ -50,11 +50,11 @@ class Access:
         self.engine = engine
 
     def models(self, key: ApiKey) -> list[ModelInfo]:
-        """Return what the key may use, in the order of models.yaml."""
+        """Return the models that the key may use, in the order of models.yaml."""
         return [model for model in self.engine.models() if self._allows(key, model.id, model.tier)]
 
     def speech_models(self, key: ApiKey | None) -> list[ModelInfo]:
-        """Return the models that speak, and that the key may use; without one, all of them."""
+        """Return the speech models that the key may use; all of them if `key` is None."""
         models = self.engine.models() if key is None else self.models(key)
         return [model for model in models if "speech" in model.capabilities]
 
@@ -84,6 +84,6 @@ class Access:
             return False
         if key.models is None or model in key.models:
             return True
-        # It may name the model by an alias: its id of before, for one.
+        # The key may name the model by an alias, such as its former id.
         spec = config.entry(model)
         return spec is not None and any(alias in key.models for alias in spec.aliases)

@@ -1,7 +1,7 @@
-"""The engine as one HTTP request may use it: every call is held to the key's limits and written into the usage book.
+"""The engine as one HTTP request may use it: each call is charged to the key's limits and counted in the usage book.
 
-Limits are taken before work begins and given back after it. Exactness is the store's; which requests count, and what a
-refused client reads, is decided here. Routes call `MeteredEngine` like the engine itself.
+Limits are charged before the work; what was not used is refunded after it. The store counts exactly; this file decides
+which requests count, and writes the errors. Routes call `MeteredEngine` like the engine itself.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120
 _LEFT = (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientDisconnectedError)
-_KEPT_FROM_BACKGROUND = 0.5  # of what a key may use per minute
+_KEPT_FROM_BACKGROUND = 0.5  # of the limits per minute
 _T = TypeVar("_T")
 _Stream = TypeVar("_Stream", bound=Stream[Any])
 
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """What keys may still do, and what they have used. One per process; the store's parts are shared with others."""
+    """Limits and usage of all keys. One per process; the store's parts are shared with other processes."""
 
     buckets: Buckets
     quotas: Quotas
@@ -73,7 +73,7 @@ class Meter:
         return found
 
     def of(self, key: str, limits: Limits) -> "KeyLimiter":
-        """Return the limiter of a key, by its public id: from now on with these limits."""
+        """Return the limiter of the key with this public id, and set its limits."""
         one = self._keys.setdefault(key, KeyLimiter(self, key, limits))
         one.limits = limits
         return one
@@ -81,7 +81,7 @@ class Meter:
 
 @dataclass(slots=True, eq=False)
 class KeyLimiter:
-    """What one key may still do in all of its requests. What takes raises `ApiError` and StoreUnavailableError."""
+    """The limits of one key over all of its requests. `take` methods raise `ApiError` and StoreUnavailableError."""
 
     meter: Meter
     key: str
@@ -89,13 +89,13 @@ class KeyLimiter:
     running: int = 0
 
     def begin(self) -> None:
-        """Count a request as running or waiting, until `end`."""
+        """Count a request as running until `end`. Raises `ApiError` beyond `parallel_requests`."""
         most = self.limits.parallel_requests
         if most == 0:
             raise _quota_spent("Your key may run no requests at all. Ask your administrator.", "parallel_requests")
         if most is not None and self._running_everywhere() >= most:
             raise _too_many(
-                f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.",
+                f"Your key has reached its limit of {most} requests running at the same time. Wait for one to end.",
                 1,
                 "parallel_requests",
             )
@@ -112,7 +112,7 @@ class KeyLimiter:
         self.meter.replicas.running[self.key] = self.running
 
     async def take_request(self, *, kept: float = 0.0) -> Level | None:
-        """Take a request, and return how many are left. None: there is no limit. `kept`: see `Ask`."""
+        """Charge one request, and return how many are left; None: there is no limit. `kept`: see `Ask`."""
         most, tokens = self.limits.requests_per_minute, self.limits.tokens_per_minute
         if most is None:
             return None
@@ -127,11 +127,11 @@ class KeyLimiter:
     async def take_tokens(
         self, tokens: int, *, asked: bool, kept: float = 0.0, makes_tokens: bool = True
     ) -> tuple[Ask, Level] | None:
-        """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
+        """Charge tokens; return the charge, for `give_back`, and how many are left. None: there is no limit.
 
-        With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
-        are what the model would allow, which is no reason to refuse a short answer: all there is will do.
-        `makes_tokens`: what is refused has a `max_tokens` that could be lower.
+        With `asked` the client sent `max_tokens`: more than the limit per minute is refused. Else `tokens` is the most
+        that the model allows, and at most the limit is charged, since the answer may be short.
+        `makes_tokens`: the error may advise a lower `max_tokens`.
         """
         most = self.limits.tokens_per_minute
         if most is None:
@@ -141,7 +141,7 @@ class KeyLimiter:
         return ask, await self._take(ask, makes_tokens=makes_tokens)
 
     async def left(self) -> dict[str, int | None]:
-        """Return what is left of each limit at this moment, None where there is none. Takes nothing."""
+        """Return what is left of each limit now; None where there is no limit. Charges nothing."""
         most = self.limits
         left: dict[str, int | None] = {
             "requests": await self._level("requests", most.requests_per_minute),
@@ -160,7 +160,7 @@ class KeyLimiter:
             return limit
         try:
             taken = await self.meter.buckets.take(Ask(f"{self.key}:{kind}", 0, limit))
-        except StoreUnavailableError:  # nothing is counted now
+        except StoreUnavailableError:  # limits are not counted now
             return None
         level = taken.level if isinstance(taken, Refused) else taken
         return 0 if level is None else level.remaining
@@ -172,12 +172,12 @@ class KeyLimiter:
         return taken
 
     def give_back(self, ask: Ask, unused: int) -> None:
-        """Give back tokens of what was taken. Never waits or fails."""
+        """Refund unused tokens of a charge. Never waits or fails."""
         if unused > 0:
             self.meter.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
 
     async def take_images(self, images: int) -> QuotaTaken | None:
-        """Count images, all or none; what is returned goes to `Quotas.give_back`. None: there is no limit."""
+        """Charge images, all or none; return the charge, for `Quotas.give_back`. None: there is no limit."""
         per_day = self.limits.images_per_day
         if per_day is None:
             return None
@@ -188,10 +188,10 @@ class KeyLimiter:
 
 
 class MeteredEngine:
-    """One per HTTP request: all its calls together count as one that runs. `kind` names them in the usage book.
+    """One per HTTP request: all its calls together count as one running request. `kind` names them in the usage book.
 
-    Its methods are those of `Engine`, and raise `ApiError` where a limit is met. In the `background` nothing counts as
-    running, and half of what the key may use per minute is left to its requests: a batch does not lock its owner out.
+    Its methods are those of `Engine`, and raise `ApiError` at a limit. With `background` nothing counts as running, and
+    half of the limits per minute is kept for the key's other requests: a batch does not lock its owner out.
     """
 
     def __init__(  # noqa: PLR0913  # all that a request is answered with
@@ -216,7 +216,7 @@ class MeteredEngine:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count this HTTP request as one that runs, once however many calls it makes. Raises `ApiError`."""
+        """Count this HTTP request as running, once however many calls it makes. Raises `ApiError`."""
         self.begin_call()
         try:
             yield
@@ -224,7 +224,7 @@ class MeteredEngine:
             self.end_call()
 
     def begin_call(self) -> None:
-        """Count one more call. Raises `ApiError` where the key has too many requests that run."""
+        """Count one more call. Raises `ApiError` if the key has too many running requests."""
         if self._calls == 0 and not self._background:
             self.limiter.begin()
         self._calls += 1
@@ -259,7 +259,7 @@ class MeteredEngine:
         return await self._without_tokens(model, partial(self._engine.detokenize, model, ids))
 
     async def _without_tokens(self, model: str, work: Callable[[], Awaitable[_T]]) -> _T:
-        """It costs a request and no tokens."""
+        """Do `work` as a call that is charged a request and no tokens."""
         call = _Call(self, model)
         await call.begin()
         try:
@@ -271,23 +271,23 @@ class MeteredEngine:
         return done
 
     async def images(self, request: ImageRequest) -> ImageStream:
-        """Images that were not finished are not counted, neither for the day nor as used."""
+        """Like `Engine.images`. Images that were not finished are not counted, neither for the day nor as used."""
         call = _Call(self, request.model)
         stream = await call.open(ImageStream())
         return await self._engine.images(replace(request, **self._owned(call.take_images)), stream)
 
     async def speech(self, request: SpeechRequest) -> SpeechStream:
-        """What was spoken until its client left or it failed is counted."""
+        """Like `Engine.speech`. What was spoken before a failure or disconnect is counted."""
         stream = await _Call(self, request.model).open(SpeechStream())
         return await self._engine.speech(replace(request, **self._owned()), stream)
 
     async def transcribe(self, request: TranscriptionRequest) -> TranscriptionStream:
-        """What was heard until its client left or it failed is counted."""
+        """Like `Engine.transcribe`. What was heard before a failure or disconnect is counted."""
         stream = await _Call(self, request.model).open(TranscriptionStream())
         return await self._engine.transcribe(replace(request, **self._owned()), stream)
 
     async def embed(self, request: EmbeddingRequest) -> PoolingStream:
-        """Like `Engine.embed`. Tokens of inputs that were not computed are given back."""
+        """Like `Engine.embed`. Tokens of inputs that were not computed are refunded."""
         call = _Call(self, request.model)
         stream = await call.open(PoolingStream())
         return await self._engine.embed(replace(request, **self._owned(call.take_input_tokens)), stream)
@@ -305,9 +305,9 @@ class MeteredEngine:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call of the engine: what was taken for it, what it uses, and what goes back when it ends.
+    """One call of the engine: what was charged for it, and what it used.
 
-    `open` begins it and ties its end to a stream; else its maker calls `begin` and `end`.
+    `open` begins it and ends it with a stream; without a stream the caller uses `begin` and `end`.
     """
 
     request: MeteredEngine
@@ -325,7 +325,7 @@ class _Call:
         return stream
 
     async def begin(self) -> None:
-        """Count the request, before any work is done for it."""
+        """Charge the request, before any work is done for it. Raises `ApiError`."""
         try:
             self.request.begin_call()
         except BaseException as error:
@@ -340,11 +340,11 @@ class _Call:
             raise
 
     async def take_tokens(self, prompt_tokens: int, longest_answer_tokens: int, *, asked: bool) -> None:
-        """Take them from the key's bucket, before its turn. Raises `ApiError`."""
+        """Charge the key's tokens per minute, before the call waits for its turn. Raises `ApiError`."""
         self.prompt_tokens = prompt_tokens
         limiter = self.request.limiter
-        if self.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
-            before, self.tokens = self.tokens, None  # not once more, should the next lines fail
+        if self.tokens is not None:  # a batch's item starts over: the engine died before its turn
+            before, self.tokens = self.tokens, None  # so that it is refunded once
             limiter.give_back(before, int(before.cost))
         with suppress(StoreUnavailableError):
             tokens, kept = prompt_tokens + longest_answer_tokens, self.request.kept
@@ -356,7 +356,7 @@ class _Call:
         self.queued_at = time.monotonic()
 
     async def take_input_tokens(self, tokens: int) -> None:
-        """Take the tokens of a request that makes none itself. Raises `ApiError`."""
+        """Charge the input tokens of a call that generates none. Raises `ApiError`."""
         with suppress(StoreUnavailableError):
             limiter, kept = self.request.limiter, self.request.kept
             if taken := await limiter.take_tokens(tokens, asked=True, kept=kept, makes_tokens=False):
@@ -365,13 +365,13 @@ class _Call:
         self.queued_at = time.monotonic()
 
     async def take_images(self, images: int) -> None:
-        """Take them from the key's quota, before its turn. Raises `ApiError`."""
+        """Charge the key's images of the day, before the call waits for its turn. Raises `ApiError`."""
         with suppress(StoreUnavailableError):
             self.images = await self.request.limiter.take_images(images)
         self.queued_at = time.monotonic()
 
     def end(self, error: BaseException | None) -> None:
-        """Give back what was not used, and write down the rest."""
+        """Refund what was not used, and count the rest in the usage book."""
         self.request.calls.discard(self)
         self.request.end_call()
         self._settle(error)
@@ -400,7 +400,7 @@ class _Call:
             return used.prompt_tokens
         if isinstance(self.stream, TokenStream) and self.stream.usage is not None:
             return used.prompt_tokens + used.completion_tokens
-        # Left before its end, and not streamed: how far it had come is not known, so what was taken stays taken.
+        # The client left an answer that was not streamed: what it used is not known, so nothing is refunded.
         dispatched = self.stream is not None and self.stream.dispatched_at
         return int(self.tokens.cost) if self.tokens is not None and dispatched and used.aborted else 0
 
@@ -420,7 +420,7 @@ class _Call:
                 completion_tokens=spent.completion_tokens,
                 cached_tokens=spent.cached_tokens or 0,
             )
-        dispatched = stream is not None and stream.dispatched_at is not None  # from there on a prompt costs
+        dispatched = stream is not None and stream.dispatched_at is not None  # a dispatched prompt counts
         return replace(used, prompt_tokens=self.prompt_tokens if dispatched else 0)
 
 
@@ -444,14 +444,14 @@ def _duration(seconds: float) -> str:
 
 
 def _too_many(message: str, retry_after_seconds: float, limit: str, level: Level | None = None) -> ApiError:
-    """Make the error of a limit that passes with time."""
+    """Return the 429 of a limit that recovers within minutes."""
     wait = min(max(math.ceil(retry_after_seconds), 1), _LONGEST_RETRY_SECONDS)
     headers = {"Retry-After": str(wait), **_headers_of(level)}
     return ApiError(429, "rate_limit_exceeded", message, headers=headers, limit=limit)
 
 
 def _quota_spent(message: str, limit: str) -> ApiError:
-    """Make the error of a limit that does not pass soon: clients should not try again by themselves."""
+    """Return the 429 of a limit that does not recover soon: clients should not retry by themselves."""
     return ApiError(429, "insufficient_quota", message, headers={"x-should-retry": "false"}, limit=limit)
 
 

@@ -1,4 +1,4 @@
-"""Signing in to the page: a session in two halves, links that sign in once, and how often an address may fail.
+"""Signing in to the page: sessions in two halves, links that sign in once, and the limit of failed sign-ins.
 
 The first half is a cookie that no script can read, the second a token that the page sends in a header. Neither works
 alone, and neither is the key: a cookie is sent to every port of a host, and to pages that others have written.
@@ -31,16 +31,16 @@ _MOST_ADDRESSES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """What a request presents as its session."""
+    """The cookie (`half`) and the header (`token`) of a request's session."""
 
     half: str = field(repr=False)
     token: str = field(repr=False)
 
 
 def halves_of(scope: Scope) -> Halves | None:
-    """Return the session that a request of the page presents; None where it presents none.
+    """Return the session that a request presents; None without the header; empty halves if it cannot be valid.
 
-    The header is what other origins cannot send. A browser that says where a request comes from must say: from here.
+    Other origins cannot send the header. If the browser sends `Sec-Fetch-Site`, it must be `same-origin`.
     """
     request = HTTPConnection(scope)
     token = request.headers.get(HEADER)
@@ -56,7 +56,7 @@ def same_origin(request: HTTPConnection) -> bool:
 
 
 def cookie_name(request: HTTPConnection) -> str:
-    """Return a name per port: cookies are not kept apart by port, and two servers on a host would end each other's."""
+    """Return a name with the port: browsers share cookies between ports, and two servers would replace each other's."""
     secure, port = request.url.scheme == "https", None
     with suppress(ValueError):  # the header Host may hold anything
         port = request.url.port
@@ -64,14 +64,14 @@ def cookie_name(request: HTTPConnection) -> str:
 
 
 def cookie(request: HTTPConnection, half: str) -> str:
-    """Return the header that keeps the first half, or ends it where it is empty."""
+    """Return the `Set-Cookie` header for the first half; an empty one deletes the cookie."""
     seconds = int(LONGEST_SESSION.total_seconds()) if half else 0
     secure = "; Secure" if request.url.scheme == "https" else ""
     return f"{cookie_name(request)}={half}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
 class Sessions:
-    """Sessions as requests present them, through the memory that keys have: ended ones are refused within seconds."""
+    """Begins, checks and ends sessions. Checks go through the cache of keys: ended ones are refused within seconds."""
 
     def __init__(self, store: SessionStore, keys: KeyCache) -> None:
         self._store = store
@@ -109,13 +109,13 @@ class OnceLinks:
         return token
 
     def use(self, token: str) -> str | None:
-        """Return the public id of the token's key, and forget the token."""
+        """Return the public id of the token's key and forget the token; None if it is unknown or too old."""
         public_id, until = self._tokens.pop(digest(token), (None, 0.0))
         return public_id if self._clock() < until else None
 
 
 class SignIns:
-    """How often each address has failed to sign in lately: 10 times a minute are let through."""
+    """Failed sign-ins of each address: up to 10 a minute are allowed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
