@@ -24,8 +24,8 @@ from server.errors import ApiError, overloaded
 from server.http.disconnect import ClientDisconnectedError, cut_off_as_error
 from server.http.protocol import header_of
 
-_MOST_PARTS = 100_000  # of JSON; checking so many takes half a second
-_MOST_KEYS = 400_000  # of objects; parsing so many takes half a second
+_MOST_PARTS = 100_000  # objects and arrays of JSON: checking them takes half a second
+_MOST_KEYS = 400_000  # of objects: parsing them takes half a second
 _MAX_DEPTH = 64
 _LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
 BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
@@ -34,14 +34,14 @@ _PARSED_AT_A_TIME = 2  # of large bodies
 _INT64 = range(-(2**63), 2**63)
 _PLACE = re.compile(r" at line \d+ column \d+$")  # of the parser's message
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-# A client that is cut off while it still sends never reads the answer: take what is under way, within reason.
+# A client that is cut off while it still sends never reads the answer: read and drop this much of its body.
 DRAIN_BYTES = 64 * 2**20
 LONGEST_NAME = 64  # of a field, in an error: the client chose it
 _MOST_FORM_PARTS = 64
 _LONGEST_BOUNDARY_BYTES = 200
-_HELD = "hearth.held"  # in a request's scope: counts its body
-GIVE_BACK = "hearth.give_back"  # likewise: ends that, once the body has come
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
+_HELD = "hearth.held"  # in a request's scope: a function that counts bytes of its body
+GIVE_BACK = "hearth.give_back"  # likewise: a function that stops counting the body
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would log what a client has sent
 
 Form = list[tuple[str, bytes]]
 """Names and contents of the parts, in their order. Files are parts like others."""
@@ -68,13 +68,13 @@ class StrictRoute(APIRoute):
                 async with request.app.state.bodies.parsing:
                     request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
             response = await handler(request)
-            request._body, request._json = b"", None  # noqa: SLF001  # a stream goes on for minutes
+            request._body, request._json = b"", None  # noqa: SLF001  # free it: a stream lasts for minutes
             return response
 
         return handler if self.body_field is None else strict_handler
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the body until a stream has begun, or the answer is complete: what waits keeps its messages."""
+        """Count the body until a stream has begun, or the answer is complete: until then it is in memory."""
         if self.body_field is None:
             await super().handle(scope, receive, send)
             return
@@ -83,7 +83,7 @@ class StrictRoute(APIRoute):
 
 
 def _check_scope(route: APIRoute, request: Request) -> None:
-    """Raise `ApiError` 403 for a key that lacks the scope which a route asks for."""
+    """Raise `ApiError` 403 if the key lacks a scope that the route requires."""
     for below in route.dependant.dependencies:
         if isinstance(below.call, RequiresScope):
             below.call.check(request)
@@ -92,18 +92,18 @@ def _check_scope(route: APIRoute, request: Request) -> None:
 class Bodies:
     """The bodies in memory, of all requests together. Belongs to one event loop.
 
-    When the room is full, bodies of keys that hold more than an equal share are refused.
+    Beyond `most_bytes`, bodies of keys with more than an equal share are refused.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._bytes: Counter[str | None] = Counter()
-        # Parsing holds the interpreter's lock: more at a time would leave the event loop little of it.
+        # Parsing holds the GIL: more at a time would leave little of it to the event loop.
         self.parsing = asyncio.Semaphore(_PARSED_AT_A_TIME)
 
     @contextmanager
     def held_for(self, owner: str | None) -> Iterator[Callable[[int], None]]:
-        """Count a body, piece by piece, until the block ends. The function that is given raises `ApiError` 503."""
+        """Yield a function that counts bytes of a body until the block ends. It raises `ApiError` 503 at the limit."""
         held = 0
 
         def add(size: int) -> None:
@@ -136,8 +136,8 @@ def _check_content_type(scope: Scope) -> None:
 async def receive_body(request: Request, seconds: float, *, paused: str, late: str) -> AsyncIterator[bytes]:
     """Yield the body as it comes.
 
-    Raises `ApiError` 408 with the sentence `paused` where nothing comes for `BODY_PAUSE_SECONDS`, and `late` where it
-    is not there within `seconds`; `ClientDisconnectedError`.
+    Raises `ApiError` 408 with the text `paused` if nothing comes for `BODY_PAUSE_SECONDS`, and with `late` if the end
+    has not come within `seconds`. Raises `ClientDisconnectedError`.
     """
     more = True
     now = asyncio.get_running_loop().time
@@ -156,10 +156,10 @@ async def receive_body(request: Request, seconds: float, *, paused: str, late: s
 
 
 async def read_body(request: Request, held: Callable[[int], None], *, seconds: float = _BODY_SECONDS) -> bytes:
-    """Return the body. Raises `ApiError` for one that is too large, takes too long, or comes when the server ends."""
+    """Return the body. Raises `ApiError` if it is too large, takes too long, or a drain cuts it off."""
     limit = request.app.state.settings.max_body_bytes
-    declared = int(header_of(request.scope, b"content-length") or 0)  # its digits the parser has checked
-    if declared > limit:  # what still comes uvicorn drops, within reason: the client reads the answer
+    declared = int(header_of(request.scope, b"content-length") or 0)  # the parser has checked its digits
+    if declared > limit:  # uvicorn drops what comes: the client reads the answer
         raise _too_large(limit, close=declared > limit + DRAIN_BYTES)
     chunks: list[bytes] = []
     size = 0
@@ -190,8 +190,8 @@ def parse_strict_json(body: bytes) -> Any:
     Refused beyond the grammar: NaN and infinities (also 1e999), lone surrogates, a byte order mark, more than
     64 levels, integers beyond int64.
     """
-    parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
-    # To make and to check more would hold up all others for seconds. Colons in texts count as keys.
+    parts = body.count(b"[") + body.count(b"{")  # base64 has none of these
+    # More would block the event loop for seconds. Colons in texts count as keys.
     if parts > _MOST_PARTS or body.count(b":") > _MOST_KEYS:
         head = body.lstrip()[:_LARGE_BODY_BYTES]
         opened = head[: max(head.rfind(b"["), head.rfind(b"{")) + 1]
@@ -220,13 +220,13 @@ def _parsed(body: bytes, *, partial: bool = False) -> Any:
 
 
 def _may_hold_big_numbers(body: bytes) -> bool:
-    """Whether there are 19 digits in a row, or three in an exponent. A pattern takes ten times as long for a text."""
+    """Whether there are 19 digits in a row, or three in an exponent. A regular expression takes ten times as long."""
     shape = body.translate(_DIGITS, b"+")
     return b"0" * 19 in shape or b"e000" in shape
 
 
 def _check_values(value: Any) -> None:
-    """Walk level by level, so that a deep document costs no stack."""
+    """Raise `ApiError` 400 for deep nesting or large numbers. Walks level by level, without recursion."""
     level, depth = [value], 0
     while level:
         below: list[Any] = []
@@ -250,9 +250,9 @@ class FormRoute(APIRoute):
     """A route whose body is a form, given to it in `request.state.form`. Use as `route_class` of a router."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the key's scope, read the body, and count it until the answer is complete: what waits keeps its files.
+        """Check the key's scope, read the body, and count it until the answer is complete.
 
-        A wrong method is refused as everywhere.
+        A wrong method is refused first, like on all routes.
         """
         if scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
@@ -269,7 +269,7 @@ class FormRoute(APIRoute):
 
 
 def boundary_of(scope: Scope) -> bytes:
-    """Return what separates the parts. Raises `ApiError` for a body that is no form."""
+    """Return the boundary of the parts. Raises `ApiError` 415 for a body that is no form."""
     kind, options = parse_options_header(header_of(scope, b"content-type"))
     if header_of(scope, b"content-encoding") not in {None, "identity"}:
         raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the form as it is.")
@@ -285,12 +285,12 @@ def parse_form(body: bytes, boundary: bytes) -> Form:
     reader = _WholeForm(boundary)
     reader.feed(body)
     reader.check_end()
-    form, reader.form = reader.form, []  # the reader and its parser refer to each other: it may live on for a while
+    form, reader.form = reader.form, []  # the reader and its parser form a cycle, which is freed later
     return form
 
 
 def field_text(name: str, data: bytes | bytearray, most_bytes: int) -> str:
-    """Return what a field of a form says. Raises `ApiError` 400 if that is longer, or no UTF-8."""
+    """Return a form field as text. Raises `ApiError` 400 if it is longer than `most_bytes`, or no UTF-8."""
     param = name[:LONGEST_NAME]
     if len(data) > most_bytes:
         raise ApiError(400, "invalid_value", f"A field of the form is longer than {most_bytes} bytes.", param=param)
@@ -301,7 +301,7 @@ def field_text(name: str, data: bytes | bytearray, most_bytes: int) -> str:
 
 
 class FormReader(ABC):
-    """Reads a form as it comes; subclasses say what becomes of its parts, of which it has at most `most_parts`."""
+    """Parses a form as it comes, of at most `most_parts` parts. Subclasses take the parts."""
 
     most_parts = _MOST_FORM_PARTS
 
@@ -328,7 +328,7 @@ class FormReader(ABC):
     def feed(self, piece: bytes) -> None:
         """Parse what comes next. Raises `ApiError` 400, and what the methods below do."""
         self._delimiters += piece.count(self._delimiter)
-        if self._delimiters > self.most_parts + 1:  # where none ends a part, the parser goes on byte by byte
+        if self._delimiters > self.most_parts + 1:  # the parser is slow on delimiters that end no part
             raise self._too_many()
         try:
             self._parser.write(piece)
@@ -336,7 +336,7 @@ class FormReader(ABC):
             raise _no_form() from error
 
     def check_end(self) -> None:
-        """Raise `ApiError` 400 unless all of it has come."""
+        """Raise `ApiError` 400 unless the form is complete."""
         if not self._ended:
             raise _no_form()
 

@@ -1,7 +1,7 @@
-"""Every name of uvicorn, FastAPI, Starlette and CPython that promises nothing and that the server relies on.
+"""Every name of uvicorn, FastAPI, Starlette and CPython that is no stable API and that the server relies on.
 
-All are needed: the server speaks HTTP through them. Nothing is imported here; names are strings. What belongs in such
-a list, and how it is checked, is engine/compat.py's.
+All are needed: the server speaks HTTP through them. Nothing is imported here; names are strings. engine/compat.py says
+what belongs in such a list, and checks it.
 """
 
 from engine.compat import ForeignName

@@ -1,6 +1,6 @@
-"""Cancels work whose client has left or whose server ends, so that no answer is made without a receiver.
+"""Cancels work when its client has left or the server ends, so that no answer is made without a receiver.
 
-`Drain` is the end of a server's life: take no more work, let what runs finish, then cut what is left.
+`Drain` ends a server: it takes no new requests, lets the running ones finish, then cuts off what is left.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ class ClientDisconnectedError(Exception):
 
 
 def shutting_down() -> ApiError:
-    """What a request gets that the end of the server cuts off, or that comes too late."""
+    """Return the 503 for a request that comes during a drain, or is cut off at its end."""
     sentence = "This server is shutting down. Try again in a few seconds."
     return overloaded(sentence, limit="shutting_down", Connection="close")
 
 
 class CancelOnDisconnect:
-    """`async with`: cancels what runs in the block when the client leaves or the drain expires, and waits for its end.
+    """`async with`: cancels the block when the client leaves or the drain expires.
 
-    It runs in the same task, without a step of the event loop between: under load each costs a token's time.
+    The block runs in the same task: under load, each further step of the event loop costs as much as a token.
     The body must have been read. Raises `ClientDisconnectedError`, or the `ApiError` of a server that shuts down.
     """
 
@@ -40,7 +40,7 @@ class CancelOnDisconnect:
         self._connection = Connection.of(scope)
         self._drain: Drain = scope["app"].state.drain
         self._task: asyncio.Task[Any] | None = None
-        # Makes the error when it is raised: one that is kept would hold its frames, and they this block.
+        # The error is made when it is raised: a kept one would keep its frames, and they this block, in memory.
         self._reason: Callable[[], Exception] | None = None
 
     async def __aenter__(self) -> Self:
@@ -52,7 +52,7 @@ class CancelOnDisconnect:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        task, self._task = self._task, None  # an interruption that is on its way comes too late
+        task, self._task = self._task, None  # later interruptions have no effect
         self._connection.watch(None)
         self._drain.forget(self._cut_off)
         if self._reason is None or task is None or task.uncancel() > self._cancelling:
@@ -73,14 +73,14 @@ class CancelOnDisconnect:
 
 
 async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request) -> _T:
-    """Await `work` in such a block, and return what it returns."""
+    """Await `work` in a `CancelOnDisconnect` block, and return its result."""
     async with CancelOnDisconnect(request.scope):
         return await work
 
 
 @contextmanager
 def cut_off_as_error(drain: "Drain") -> Iterator[None]:
-    """Make the `ApiError` of a server that shuts down of a block's cancelling at the end of a drain."""
+    """Raise the `ApiError` of a server that shuts down if the end of a drain has cancelled the block."""
     try:
         yield
     except asyncio.CancelledError:
@@ -90,7 +90,7 @@ def cut_off_as_error(drain: "Drain") -> Iterator[None]:
 
 
 async def client_disconnected(_: Request, __: Exception) -> Response:
-    """Return what is recorded for a request whose client has left; it is not received."""
+    """Return the 499 that is recorded for a request whose client has left. Nobody receives it."""
     return Response(status_code=499)
 
 
@@ -117,24 +117,24 @@ class Drain:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more work, wait up to `seconds` for what runs, then make the rest stop."""
+        """Take no new requests, wait up to `seconds` for the running ones, then `cut` the rest."""
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             self.cut()
-            with suppress(TimeoutError):  # a client that does not read must not hold us up
+            with suppress(TimeoutError):  # a client that does not read must not delay the end
                 await asyncio.wait_for(self._idle.wait(), _LAST_WRITES_SECONDS)
 
     def cut(self) -> None:
-        """Make everything that runs stop now, with an error to its client."""
+        """End all running requests now, with an error to their clients."""
         self.draining = True
         self.is_cut = True
         for on_cut in tuple(self._on_cut):
             on_cut()
 
     def watch(self, on_cut: Callable[[], None]) -> None:
-        """Have it called when what runs must stop; soon, if that is already so."""
+        """Call `on_cut` at the cut; in the next step of the event loop, if that has been."""
         self._on_cut.add(on_cut)
         if self.is_cut:
             asyncio.get_running_loop().call_soon(on_cut)

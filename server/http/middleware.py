@@ -1,8 +1,8 @@
-"""What surrounds every request, as pure ASGI, from the outside in.
+"""The middleware of every request, as pure ASGI, from the outside in.
 
-Its id and access line; web pages of named origins; the drain at the server's end; who asks; how many requests run at
-once. What a key may have running at most is server/auth/metering.py's, and the queue of a model the engine's: the limit
-here is for the flood beyond all of that, which costs least where it is refused before anything is read of it.
+Request id and access line; CORS; the drain; the key; the limit of running requests. The limits of a key are
+server/auth/metering.py's, and the queue of a model is the engine's: the limit here refuses floods before anything of
+them is read.
 """
 
 import re
@@ -23,8 +23,8 @@ from server.observability.access_log import RequestRecord
 from server.store import StoreUnavailableError
 from server.store.keys import KEY_PREFIX, ApiKey
 
-# The whole list of what answers without a key: health, by the paths that other servers have too; what describes the
-# API; the page's files, and signing in; and image files, which ask for a signed link instead.
+# All paths that need no key: health, also by other servers' paths; the description of the API; the page's files, and
+# signing in; and image files, which need a signed link instead.
 HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 OPEN_PATHS = HEALTH_PATHS | {"/", "/docs", "/openapi.json"}
 # A setting may add these: Open WebUI asks for them without a key.
@@ -33,7 +33,7 @@ _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
 _PAGE_FILE = re.compile(r"/console/(?!session).+")
 _SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# What a page may read of an answer besides its body: the request's id, and when to come again.
+# The headers that a web page of another origin may read.
 _EXPOSED_HEADERS = (
     "x-request-id",
     "Retry-After",
@@ -52,7 +52,7 @@ def needs_key(method: str, path: str) -> bool:
 
 
 class RequestContext:
-    """Outermost: gives every answer its `x-request-id`, writes the access line and the span, lets no exception out."""
+    """Outermost: sets `x-request-id`, writes the access line and the span, and answers all exceptions."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -66,7 +66,7 @@ class RequestContext:
         scope.setdefault("state", {})["record"] = record
 
         def send_with_id(message: Message) -> Awaitable[None]:
-            """No coroutine of its own: it would be one more for each token."""
+            """Return `send`'s awaitable: a coroutine here would cost one more for each token."""
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 raw = message.setdefault("headers", [])
@@ -98,7 +98,7 @@ class RequestContext:
 
 def _request_id(scope: Scope) -> str:
     given = header_of(scope, b"x-request-id")
-    # It is echoed and logged: a key that was put there by mistake is not.
+    # It is echoed and logged: a key that was sent there by mistake must not be.
     usable = given is not None and _REQUEST_ID.fullmatch(given) and "hk_" not in given
     return given if given is not None and usable else f"req_{secrets.token_hex(12)}"
 
@@ -116,7 +116,7 @@ class Cors(CORSMiddleware):
             allow_origins=origins,
             allow_methods=("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"),
             allow_headers=("*",),  # client libraries send a dozen of their own
-            allow_private_network=True,  # a page from elsewhere to this house: its origin has been named
+            allow_private_network=True,  # from a public page to a private network: its origin is in the setting
             expose_headers=_EXPOSED_HEADERS,
             max_age=600,
         )
@@ -129,7 +129,7 @@ class Cors(CORSMiddleware):
         await (super().__call__ if self._named or preflight else self._app)(scope, receive, send)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Return the answer to a preflight: in our error shape where it is no."""
+        """Return the answer to a preflight; a refusal has our error shape."""
         answer = super().preflight_response(request_headers)
         if answer.status_code == 200:
             return answer
@@ -145,9 +145,9 @@ class Cors(CORSMiddleware):
 
 
 class Gate:
-    """Lets a request in: not while the server is ending, not without a valid key, not beyond what may run at once.
+    """Refuses requests during a drain, without a valid key, and beyond the limit of running requests.
 
-    Deny by default: what is not on the lists above needs a key, also paths that do not exist. The bound on running
+    Deny by default: what is not on the lists above needs a key, even paths that do not exist. The bound on running
     requests is fair between keys; requests without a key count as one key's.
     """
 
@@ -183,11 +183,11 @@ class Gate:
 
 
 async def _key_of(scope: Scope) -> ApiKey | None:
-    """Return the valid key of a request; None where none is needed and none counts. Raises `ApiError`."""
+    """Return the valid key of a request; None for a path that needs none. Raises `ApiError` 401 or 503."""
     if not needs_key(scope["method"], scope["path"]):
         return None
     text = _key_text(scope)
-    halves = None if text else halves_of(scope)  # a key that is sent counts, whatever is sent beside it
+    halves = None if text else halves_of(scope)  # a key takes precedence over a session
     if not text and halves is None:
         if scope["method"] == "GET" and scope["path"] in VOICE_LISTS and scope["app"].state.settings.open_voice_list:
             return None
@@ -200,7 +200,7 @@ async def _key_of(scope: Scope) -> ApiKey | None:
     if key is None and not text:
         raise _unauthorized("This session has ended, or its key. Sign in again.")
     if key is None:
-        # litellm knows a bad key by these first words alone; without them it reports a bad request.
+        # litellm recognises a bad key by these first words only; otherwise it reports a bad request.
         raise _unauthorized(
             "Incorrect API key provided: it is unknown, expired or revoked. Ask your administrator for a new one."
         )
@@ -220,6 +220,6 @@ def _key_text(scope: Scope) -> str:
 
 
 def _unauthorized(message: str) -> ApiError:
-    # Claude Code repeats a 401 for minutes otherwise, and says nothing meanwhile.
+    # Without x-should-retry Claude Code silently repeats a 401 for minutes.
     headers = {"WWW-Authenticate": "Bearer", "x-should-retry": "false"}
     return ApiError(401, "invalid_api_key", message, headers=headers)

@@ -1,6 +1,6 @@
-"""How uvicorn speaks HTTP here: its protocol with limits on heads and on clients that take nothing, and our errors.
+"""uvicorn's HTTP protocol, with our errors and with limits on heads and on clients that do not read.
 
-`Connection` is what an answer may know and do of its connection beside ASGI.
+`Connection` gives an answer access to its connection beyond ASGI.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ _MAX_HEAD_BYTES = 64 * 2**10
 _MAX_PIPELINED = 64  # requests of one connection without an answer: each takes memory before its key is seen
 _HEAD_SECONDS = 10.0  # from the connection, or a head's first byte, to its last
 _LINGER_SECONDS = 1
-# A body whose request is answered before it has come is read on and dropped, for so long and so much of it: closed
-# upon it, the connection would end in a reset, and the client, or a proxy before it, would not read the answer.
+# If an answer is complete before its request's body has come, the rest is read and dropped, within these limits: a
+# close would be a reset, and the client, or a proxy before it, would not read the answer.
 _BODY_LINGER_SECONDS = 30
 _BODY_LINGER_BYTES = 64 * 2**20
-# Longer than others keep one for their next request (openai's client 5 s, aiohttp 15, nginx 60): the side that closes
-# first may close upon a request that is on its way, and that one is lost.
+# Longer than clients keep an idle connection (openai's 5 s, aiohttp 15, nginx 60): a request that is sent while the
+# server closes is lost.
 _IDLE_SECONDS = 75
 _LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
 _UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=[ \t]*:)")
 
-# To guess nothing, run nothing, and pass nothing on. Not among them: Cross-Origin-Resource-Policy (a chat page
+# No guessed types, no scripts, no referrer, no caches. Not among them: Cross-Origin-Resource-Policy (a chat page
 # elsewhere shows our images by their links) and Strict-Transport-Security (it would bind other services on the same
 # host; the owner of the name decides).
 SECURITY_HEADERS = {
@@ -49,20 +49,20 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
 }
 
-_LOOKS = 4  # within the time that a client has: it is aborted after the whole of it and at most a quarter more
-_BYTES_ACKED = struct.Struct("120xQ")  # within Linux' struct tcp_info: what the other side has taken, since the start
+_LOOKS = 4  # in `write_stall_seconds`: a client is aborted after that time, or up to a quarter later
+_BYTES_ACKED = struct.Struct("120xQ")  # in Linux' struct tcp_info: bytes acknowledged since the start
 
 
 def http_config(app: Any, settings: Settings, certificate: Certificate | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=HearthProtocol,
-        ws="none",  # it would pass by our middleware
+        ws="none",  # WebSockets would bypass our middleware
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        # Its own default believes whatever is sent from this machine.
+        # uvicorn's default trusts these headers from this machine.
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
         ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
@@ -93,16 +93,16 @@ class Connection:
         return found
 
     def write(self, data: bytes) -> None:
-        """Send `data`, which is not empty, as the next piece of a body that has begun and goes on, if `can_write`.
+        """Send `data`, not empty, as the next chunk of a body that has begun. Only if `can_write`.
 
-        Past what middlewares make of `send`, who look at an answer's head only: 1 us for each token.
+        It bypasses the middlewares' `send`, which change an answer's head only: that saves 1 us per token.
         """
         cycle = self._cycle
         if not cycle.disconnected:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def can_write(self) -> bool:
-        """Whether `write` may be called now; if not, `send` has to, which may wait."""
+        """Whether `write` may be called now; else use `send`, which may wait."""
         cycle = self._cycle
         return bool(cycle.chunked_encoding and cycle.response_started and not cycle.flow.write_paused)
 
@@ -111,19 +111,19 @@ class Connection:
         self._cycle.chunked_encoding, self._cycle.expected_content_length = False, sys.maxsize
 
     def last_comes(self, size: int) -> None:
-        """Say how many bytes are still to come of a body, where uvicorn counts them."""
+        """Set how many bytes of a body are still to come, if uvicorn counts them."""
         if not self._cycle.chunked_encoding:
             self._cycle.expected_content_length = size
 
     def watch(self, on_disconnect: Callable[[], None] | None) -> None:
-        """Call it once the client has left; None: nothing. The body of the request must have been read."""
+        """Call `on_disconnect` when the client leaves; None ends that. The request's body must have been read."""
         self._on_disconnect = on_disconnect
         if on_disconnect is None:
             return
         if self._cycle.disconnected:
             self._loop.call_soon(on_disconnect)
         else:
-            self._cycle.flow.resume_reading()  # a long body has paused it, and what does not read notices nothing
+            self._cycle.flow.resume_reading()  # a long body has paused reading, which notices a disconnect
 
     def client_left(self) -> None:
         if self._on_disconnect is not None:
@@ -131,10 +131,10 @@ class Connection:
 
 
 class WriteWatch:
-    """Aborts a connection whose client takes no byte of what was written for `seconds`. Belongs to one connection.
+    """Aborts a connection whose client acknowledges no byte for `seconds` while something is written to it.
 
-    By what the client has acknowledged: a slow client that goes on taking a little is served to its end. (The kernel's
-    TCP_USER_TIMEOUT would abort those with small receive buffers.)
+    A slow client that still reads a little is served to the end. (The kernel's TCP_USER_TIMEOUT would abort those with
+    small receive buffers.)
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -147,7 +147,7 @@ class WriteWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Watch until everything that was written has left, or `end`. Costs nothing if it is watched already."""
+        """Watch until everything that was written is acknowledged, or until `end`. May be called again meanwhile."""
         if self._timer is None:
             self._seen, self._idle_looks = self._progress(), 0
             self._timer = self._loop.call_later(self._every_seconds, self._look)
@@ -158,7 +158,7 @@ class WriteWatch:
             self._timer = None
 
     def pending(self) -> bool:
-        """Whether something is still to be taken by the client, be it in our memory or in the kernel's."""
+        """Whether bytes are unacknowledged, in our buffer or in the kernel's."""
         return self._transport.get_write_buffer_size() > 0 or self._in_kernel_bytes() > 0
 
     def _look(self) -> None:
@@ -174,12 +174,12 @@ class WriteWatch:
             self._timer = self._loop.call_later(self._every_seconds, self._look)
 
     def _progress(self) -> tuple[int, int]:
-        """Return something that changes whenever the client takes a byte.
+        """Return values that change whenever the client acknowledges a byte.
 
-        Our buffer alone would not do: the kernel may hold some MiB in front of it, and TLS empties it in one go.
+        Our buffer's size is not enough: the kernel buffers some MiB, and TLS empties our buffer at once.
         """
         acked = 0
-        with suppress(OSError, struct.error, AttributeError):  # another system than Linux: the buffer has to do
+        with suppress(OSError, struct.error, AttributeError):  # not Linux: only the buffer is known
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
             (acked,) = _BYTES_ACKED.unpack(info)
         return acked, self._transport.get_write_buffer_size()
@@ -192,7 +192,7 @@ class WriteWatch:
 
 
 class _LateClosing:
-    """A transport whose `close` first asks whether a body is still to be dropped, and is called again then."""
+    """A transport whose first `close` waits if a body is still to be dropped; the second one closes."""
 
     def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
         self._transport = transport
@@ -214,7 +214,7 @@ class _LateClosing:
 
 
 class _RefusedError(Exception):
-    """Raised within the parser, which then gives up on the connection. Why stands in the protocol's `_refusal`."""
+    """Raised within the parser, which then ends the connection. The protocol's `_refusal` has the error to send."""
 
 
 class HearthProtocol(HttpToolsProtocol):
@@ -223,12 +223,12 @@ class HearthProtocol(HttpToolsProtocol):
         self._refused = False
         self._refusal: ApiError | None = None
         self._in_head = True
-        self._heads = 0  # that are complete
+        self._heads = 0  # complete ones
         self._head_bytes = 0  # of the head that is being read, as it came over the wire
         self._head_timer: asyncio.TimerHandle | None = None
         self._cycles: deque[Any] = deque()  # uvicorn remembers the newest request only
         self._body_came = False  # with the newest data
-        self._tail_bytes = 0  # since a body's last piece: trailers, which httptools would keep
+        self._tail_bytes = 0  # since the last piece of a body: trailers, which httptools would buffer
         self._dropped: int | None = None  # bytes of a body that came after the connection's last answer
         self._writes: WriteWatch
 
@@ -247,7 +247,7 @@ class HearthProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read, within limits: httptools would keep a header of any length in memory, before any key is seen."""
+        """Parse data, within limits: httptools would buffer a header of any length, before any key is checked."""
         if self._refused:
             return
         if self._dropped is not None:
@@ -274,14 +274,14 @@ class HearthProtocol(HttpToolsProtocol):
         self._time_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header. What comes after a chunked body looks like one too, and is dropped."""
+        """Keep a header. Trailers of a chunked body come here, too, and are dropped."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the request, unless its head is too large (it may have come in one piece) or too many wait."""
         self._stop_timer()
-        while self._cycles and self._cycles[0].response_complete:  # they are answered in their order
+        while self._cycles and self._cycles[0].response_complete:  # requests are answered in order
             self._cycles.popleft()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > _MAX_HEAD_BYTES:
             self._refusal = _too_large()
@@ -317,13 +317,13 @@ class HearthProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Give the client its time for what is left of an answer, which was written in one piece and waits for it."""
+        """Watch the client for the rest of an answer that was written in one piece."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._writes.begin()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close, but not before the client has taken the last answer: TLS would drop what is left after 30 s."""
+        """Close once the client has read the last answer: TLS would drop the rest after 30 s."""
         if self.transport.is_closing() or not self._writes.pending():
             super().timeout_keep_alive_handler()
             return
@@ -334,12 +334,12 @@ class HearthProtocol(HttpToolsProtocol):
         self._refuse(self._refusal or ApiError(400, "invalid_http", "This is not a valid HTTP request."))
 
     def _lingers(self) -> bool:
-        """Read the rest of an answered request's body, if it is still coming: uvicorn drops it, and we close then."""
+        """Whether an answered request's body is still coming: it is then read, dropped by uvicorn, and closed after."""
         if self._refused or self._in_head or not self.cycle.response_complete:
             return False
         self._dropped = 0
         self.flow.resume_reading()
-        if self.transport.can_write_eof():  # who sends on need not
+        if self.transport.can_write_eof():  # the client may go on sending
             self.transport.write_eof()
         self._stop_timer()
         self._head_timer = self.loop.call_later(_BODY_LINGER_SECONDS, self._end_lingering)
@@ -360,7 +360,7 @@ class HearthProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _disconnect_all(self) -> None:
-        """Nothing more is written to any request of this connection, also of those behind the newest."""
+        """Mark all requests of this connection as disconnected, also those behind the newest."""
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -371,7 +371,7 @@ class HearthProtocol(HttpToolsProtocol):
         self._disconnect_all()
         self._refused = True
         self._stop_timer()
-        if begun:  # within an answer this would be taken for a part of it
+        if begun:  # the client would take the error for a part of the answer
             self.transport.close()
             return
         own = {"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"}
@@ -387,7 +387,7 @@ class HearthProtocol(HttpToolsProtocol):
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Hide an offer of another protocol: we speak HTTP/1.1 only, but the parser would drop the body (Java's `h2c`)."""
+    """Rename the header `Upgrade` (Java's `h2c`): we speak HTTP/1.1 only, and the parser would drop the body."""
     end = data.find(b"\r\n\r\n")
     head = data if end < 0 else data[:end]
     if b"\r\nupgrade" not in head.lower():

@@ -1,7 +1,7 @@
-"""Answers that come piece by piece, as server-sent events or as a file: real HTTP errors until the first piece.
+"""Streamed answers, as server-sent events or as a file. A failure before the first piece keeps its HTTP status.
 
-A failure after it becomes an error event, or, in a file, a connection that ends before the body does. What the pieces
-are is the caller's: an `Encoder` for steps of a model, or any iterator of bytes.
+A later failure becomes an error event or, in a file, a connection that ends before the body does. The caller makes the
+pieces: an `Encoder` for steps of a model, or any iterator of bytes.
 """
 
 import asyncio
@@ -28,25 +28,24 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Encoder(Protocol):
-    """Makes the events of one answer; each call returns all that is to be written at once, perhaps nothing."""
+    """Makes the events of one answer; each call returns bytes to write in one piece, which may be empty."""
 
     def start(self) -> bytes:
-        """Return what goes out with the first step."""
+        """Return what is written before the first step."""
 
     def step(self, step: ChatStep) -> bytes:
-        """Return what one engine step brought."""
+        """Return the events of one engine step."""
 
     def end(self, usage: Usage) -> bytes:
-        """Return what closes a complete answer."""
+        """Return what ends a complete answer."""
 
 
 class TokenEvents:
     """The events of one streamed answer, from the engine's steps to bytes; fills the request's record on the way.
 
-    `opening` gives the stream. Errors pass through `naming`, which gives fields the names that the client sent. Once
-    `body` is set, steps are written at the moment they are made: to wake the request's task for each token costs as
-    much as all else that a token does. What cannot be written then is yielded. Each step is encoded once: encoders keep
-    state.
+    `opening` returns the stream. `naming` renames the fields in errors as the client sent them. Once `body` is set, a
+    step is written as soon as it is made: waking the request's task would double the cost of a token. What cannot be
+    written then is yielded. Each step is encoded once: encoders keep state.
     """
 
     def __init__(
@@ -63,12 +62,12 @@ class TokenEvents:
         self._naming = naming or nullcontext()
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        """Yield what was not written at once. Closing it aborts the answer."""
+        """Yield the pieces that `_take` could not write. Closing it aborts the answer."""
         record, encoder = self._record, self._encoder
         head: bytes | None = None
         with self._naming:
             async with await self._opening() as stream:
-                del self._opening  # it holds what was asked, with its pictures
+                del self._opening  # it refers to the request, with its pictures
                 stream.sink = self._take
                 try:
                     async for step in stream:
@@ -93,17 +92,17 @@ class TokenEvents:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Encode what a stream ends with when it fails after its start."""
+    """Return the event that ends a stream which fails after its start."""
     return b"data: " + msgspec.json.encode({"error": error.body()}) + b"\n\n"
 
 
 class StreamedResponse(Response):
     """Answers with `events`, each item one write. Nothing is sent before the first item.
 
-    So a failure before it keeps its HTTP status. If `keep_alive_seconds` pass without an item, the answer opens all the
-    same, and a comment goes out in every such interval. `failure` encodes a failure after the start; without it a body
-    that fails is not ended and the connection closed. `always_event`: whether an error is an event even before the
-    start, since clients look for it there.
+    So a failure before it keeps its HTTP status. If `keep_alive_seconds` pass without one, the answer begins anyway,
+    and a comment is sent in each such interval. `failure` encodes a failure after the start; None: the body is left
+    incomplete and the connection closed. `always_event`: whether an error is an event even before the start, because
+    clients look for it there.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class StreamedResponse(Response):
         self._always_event = always_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's
-        """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
+        """Send the events until they end, the client leaves, or the server ends. Raises failures before the start."""
         record: RequestRecord = scope["state"]["record"]
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         connection = Connection.of(scope)
@@ -151,7 +150,7 @@ class StreamedResponse(Response):
         await body.write(last, more=False)
 
     async def _pump(self, body: "Body", give_back: Callable[[], None] | None) -> None:
-        """Write the events. With the first what the request brought is no longer held in memory."""
+        """Write the events. At the first one, `give_back` stops counting the request's body."""
         pieces: Any = aiter(self._events)
         try:
             first = await anext(pieces, b"")
@@ -170,7 +169,7 @@ class StreamedResponse(Response):
 
 
 class Body:
-    """What has been sent of the answer."""
+    """The body of an answer, and how much of it has been sent."""
 
     def __init__(self, send: Send, start: Message, connection: Connection) -> None:
         self._send = send
@@ -188,7 +187,7 @@ class Body:
         self.pieces += 1
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Write the next piece, or the last, after the answer's head; waits for a client that reads slowly."""
+        """Write the next or last piece, at first with the answer's head. Waits for a slow client."""
         self.pieces += 1
         async with self._writing:
             if not self.begun:
@@ -201,7 +200,7 @@ class Body:
 
 @asynccontextmanager
 async def _keep_alive(body: Body, seconds: float | None) -> AsyncIterator[None]:
-    """Write a comment in every such interval without a piece; None: no comments."""
+    """Write a comment in each interval of `seconds` without a piece; None: no comments."""
     if seconds is None:
         yield
         return
@@ -226,7 +225,7 @@ async def _keep_alive(body: Body, seconds: float | None) -> AsyncIterator[None]:
         yield
     finally:
         timer.cancel()
-        if commenting is not None:  # never in the middle of a comment
+        if commenting is not None:  # and wait, so that no comment is cut
             commenting.cancel()
             await asyncio.wait((commenting,))
             if not commenting.cancelled():

@@ -25,7 +25,7 @@ class Certificate:
         self.context, self._content = self._load()
 
     def renew(self) -> bool:
-        """Read the files again; whether they hold something new. Raises `TlsError`; the old certificate then stays."""
+        """Read the files again; return whether they changed. Raises `TlsError`, and the old certificate stays."""
         fresh, content = self._load()
         if content == self._content:
             return False
@@ -34,15 +34,15 @@ class Certificate:
         def use_renewed(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             connection.context = fresh
 
-        # Asked for every connection, with a name or without. A context that is given a second pair keeps the first one,
-        # too, where their keys are of different kinds.
+        # Called for every connection, with a name or without. Loading the pair into the old context would keep the old
+        # one, too, if their keys are of different kinds.
         self.context.sni_callback = use_renewed
         return True
 
     def ends_at(self, name: str | None = None, *, by_system: bool = False) -> float:
-        """Return when it ends, in seconds since 1970, by a handshake with ourselves in memory.
+        """Return when it ends, in seconds since 1970, by a handshake in memory.
 
-        `by_system`: as a client that trusts what this machine trusts, else as one that trusts it alone. Raises
+        `by_system`: the client trusts this machine's authorities, else only this certificate. Raises
         `ssl.SSLCertVerificationError` for one that is not valid now, not trusted, or not for `name`.
         """
         trust = ssl.create_default_context() if by_system else trusting(self.cert)
@@ -64,7 +64,7 @@ class Certificate:
         return True
 
     def trusted(self) -> bool:
-        """Whether clients on this machine accept it without being told to."""
+        """Whether clients on this machine trust it by default."""
         try:
             self.ends_at(by_system=True)
         except ssl.SSLCertVerificationError:
@@ -72,7 +72,7 @@ class Certificate:
         return True
 
     def _load(self) -> tuple[ssl.SSLContext, list[bytes]]:
-        """Return what to show, with hashes of both files: the key is held in memory once, by OpenSSL."""
+        """Return an SSL context, and hashes of both files: only OpenSSL keeps the key in memory."""
         content = []
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -90,7 +90,7 @@ class Certificate:
         return context, content
 
     def _refuse_password(self) -> str:
-        """OpenSSL would ask for it at the terminal."""
+        """Raise `TlsError`: else OpenSSL would ask for a password at the terminal."""
         raise TlsError(
             f"The TLS key {self._key} is encrypted, and a server cannot ask for a password. "
             f"Write one without: openssl pkey -in {self._key} -out plain.key; chmod 600 plain.key"
@@ -116,7 +116,7 @@ class Certificate:
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """Return what HTTPS is spoken with, None if plain HTTP is. Raises `TlsError`."""
+    """Return the certificate for HTTPS; None for plain HTTP. Raises `TlsError`."""
     cert, key = settings.tls_cert, settings.tls_key
     if cert is None and key is None:
         return None
@@ -133,12 +133,12 @@ def first_certificate(file: Path) -> str:
 
 
 def trusting(cert: Path) -> ssl.SSLContext:
-    """Believe the first certificate of a file and no other, whatever its name. Raises `OSError`.
+    """Return a client context that trusts only the first certificate of a file, for any name. Raises `OSError`.
 
-    Those after it belong to authorities: trusted, they would vouch for every certificate that they have ever signed.
+    Those after it belong to authorities: if trusted, every certificate that they have signed would be valid.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself to be believed
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be self-signed
     context.load_verify_locations(cadata=first_certificate(cert))
     return context
