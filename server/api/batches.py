@@ -1,6 +1,6 @@
-"""`/v1/files` and `/v1/batches`: files of requests that are answered when there is nothing more urgent to do.
+"""`/v1/files` and `/v1/batches`: files of requests that are answered when nothing more urgent runs.
 
-Each key sees its own, and those of keys that it has replaced. Bodies and answers have the convention's form.
+Each key sees its own, and those of keys that it has replaced. Bodies and answers are OpenAI's.
 """
 
 import re
@@ -53,7 +53,7 @@ _Id = Annotated[str, BeforeValidator(refused("is not an id of this server", lamb
 
 
 def _window_seconds(window: str) -> int:
-    """Return how long a window is that has been checked."""
+    """Return the length of a window like `24h`; 0 if it is none."""
     found = _WINDOW.fullmatch(window)
     return int(found[1]) * _HOURS[found[2]] * 3600 if found else 0
 
@@ -82,7 +82,7 @@ class BatchBody(Strict):
     input_file_id: str
     """A file of yours with `purpose` `batch`: JSON Lines, one request in each."""
     endpoint: str
-    """What all lines ask for, like `/v1/chat/completions`."""
+    """The endpoint of all lines, like `/v1/chat/completions`."""
     completion_window: Annotated[str, AfterValidator(_window)]
     """How long it may take, `1h` to `7d`. What is not done by then is an error in its error file."""
     metadata: Labels | None = None
@@ -120,7 +120,7 @@ class FileDeleted(BaseModel):
 
 
 class BatchError(BaseModel):
-    """Why a batch has failed: something in a line, or in all of it."""
+    """Why a batch has failed: an error of one line, or of the whole file."""
 
     code: str
     line: int | None
@@ -129,7 +129,7 @@ class BatchError(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """The first hundred of them."""
+    """The first hundred errors."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
@@ -144,13 +144,13 @@ class RequestCounts(BaseModel):
 
 
 class InputDetails(BaseModel):
-    """Of the input tokens, those that were in the prefix cache."""
+    """How many of the input tokens were in the prefix cache."""
 
     cached_tokens: int
 
 
 class OutputDetails(BaseModel):
-    """Of the output tokens, those of reasoning."""
+    """How many of the output tokens are reasoning."""
 
     reasoning_tokens: int
 
@@ -164,7 +164,7 @@ class BatchUsage(BaseModel):
 
 
 class BatchObject(BaseModel):
-    """A batch, and how far it is."""
+    """A batch and its progress."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -216,7 +216,7 @@ class _Page(BaseModel, Generic[_T]):
 
     @classmethod
     def of(cls, found: list[_T], limit: int) -> Self:
-        """Make a page of what was found, of which one more than `limit` was asked for."""
+        """Make a page of rows, which were read with one more than `limit`."""
         data = found[:limit]
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return cls(first_id=first, last_id=last, has_more=len(found) > limit, data=data)
@@ -265,7 +265,7 @@ async def create_file(caller: BatchCaller, store: _TheStore, folder: _TheFolder)
 async def _add(
     upload: Upload, caller: Caller, store: BatchStore, folder: Folder, owners: tuple[str, ...], most_bytes: int
 ) -> FileObject:
-    """Make a file of what was uploaded, or discard it."""
+    """Store an uploaded file, or discard it."""
     writer, id_ = upload.writer, new_id("file-")
     try:
         now = int(store.clock())
@@ -332,7 +332,7 @@ async def retrieve_file(file_id: str, caller: BatchCaller, store: _TheStore) -> 
 
 @files.get("/{file_id}/content", response_class=Response)
 async def read_file(file_id: str, caller: BatchCaller, store: _TheStore, folder: _TheFolder) -> Response:
-    """Give what is in a file."""
+    """Return the content of a file."""
     row = await _found(file_id, caller, store)
     if row.place != folder.place:
         raise overloaded("This file is on another server. Send the request there.", 60)
@@ -341,7 +341,7 @@ async def read_file(file_id: str, caller: BatchCaller, store: _TheStore, folder:
 
 @files.delete("/{file_id}")
 async def delete_file(file_id: str, caller: BatchCaller, store: _TheStore, folder: _TheFolder) -> FileDeleted:
-    """Delete a file, for good. One that a batch reads is not deleted before the batch has ended."""
+    """Delete a file for good. While a batch reads it, this is refused."""
     owners = await store.owners(caller.key.public_id)
     try:
         row = await store.delete_file(file_id, owners) if is_id(file_id) else None
@@ -369,16 +369,16 @@ def _no_file(param: str | None = None) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class LineEndpoint:
-    """An endpoint that lines may ask. `scope`: one that the key needs beside `batch`.
+    """An endpoint that lines may name. `scope`: one that the key needs beside `batch`.
 
-    `answer` answers a line like a single request, and raises what such a request fails with.
+    `answer` answers a line like a single request, and raises the same errors.
     """
 
     answer: Callable[[Any, Asker], Awaitable[dict[str, Any]]]
     scope: str | None = None
 
     def check(self, key: ApiKey) -> None:
-        """Raise `ApiError` 403 for a key that may not ask it."""
+        """Raise `ApiError` 403 for a key that lacks the scope."""
         if self.scope is not None and self.scope not in key.scopes:
             sentence = f"This key lacks the scope `{self.scope}`. Ask your administrator for a key that has it."
             raise ApiError(403, "insufficient_permissions", sentence, param="endpoint")
@@ -417,7 +417,7 @@ class EndpointLines:
 
 @router.post("")
 async def create_batch(body: BatchBody, caller: BatchCaller, store: _TheStore, runner: _TheRunner) -> BatchObject:
-    """Have the lines of a file answered. What is wrong with them shows in the batch, or in its error file."""
+    """Start a batch that answers the lines of a file. Errors are in the batch, or in its error file."""
     endpoints = runner.lines.endpoints
     if body.endpoint not in endpoints:
         sentence = f"`endpoint` must be one of {', '.join(endpoints)}."
@@ -464,7 +464,7 @@ async def list_batches(query: Annotated[BatchesQuery, Query()], caller: BatchCal
 
 @router.get("/{batch_id}")
 async def retrieve_batch(batch_id: str, caller: BatchCaller, store: _TheStore) -> BatchObject:
-    """Show one batch, and how far it is."""
+    """Show one batch and its progress."""
     owners = await store.owners(caller.key.public_id)
     row = await store.batch(batch_id, owners) if is_id(batch_id) else None
     if row is None:

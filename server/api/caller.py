@@ -1,7 +1,7 @@
-"""What routes ask for: the caller of an endpoint that does work, a key with a scope, or one part of the app.
+"""Dependencies of routes: the caller of an endpoint that does work, or one part of the app.
 
-A caller is also answered here, in one piece or with events, the same way for every endpoint.
-All of it is `async`, though nothing waits: FastAPI runs each plain function on a thread, at the price of a token.
+A `Caller` also sends its answer, in one piece or as events, the same way for every endpoint.
+Dependencies are `async`, though nothing waits: FastAPI runs plain functions on threads, which costs as much as a token.
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
@@ -32,17 +32,17 @@ _Body = TypeVar("_Body", bound=Strict)
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    """Encode an event of a convention that names their types, in the event itself too."""
+    """Return a server-sent event whose type is in the `event:` line and in its data."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
 
 
 def failed_event(error: ApiError) -> bytes:
-    """Encode what ends a stream of such events that fails."""
+    """Return the event that ends a stream which fails."""
     return event("error", error=error.body())
 
 
 class Answer(Encoder):
-    """What an endpoint makes of a model's answer: one object, or events."""
+    """Encodes a model's answer for an endpoint: as one object, or as events."""
 
     @abstractmethod
     def whole(self, result: ChatResult) -> dict[str, Any]:
@@ -52,15 +52,15 @@ class Answer(Encoder):
         return b""
 
     def failed(self, error: ApiError) -> bytes:
-        """Return what ends a stream that fails after its start."""
+        """Return the event that ends a stream which fails after its start."""
         return failed_event(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """A key that asks something, and what it takes to answer it. `engine` is held to the key's limits.
+    """A key that asks something, and what is needed to answer. `engine` applies the key's limits.
 
-    What asks is a request (`Caller`), an item of one, or a line of a batch.
+    It stands for a request (`Caller`), an item of one, or a line of a batch.
     """
 
     record: RequestRecord
@@ -85,7 +85,7 @@ class Caller(Asker):
         stream: bool | None,
         naming: AbstractContextManager[object] | None = None,
     ) -> Response:
-        """Answer with a model's tokens. A client that leaves aborts it. `naming` gives errors the client's names."""
+        """Answer with a model's tokens. A client that leaves aborts it. `naming` renames fields in errors."""
         self.record.model, self.record.stream = asked.model, bool(stream)
         if stream:
             events = TokenEvents(lambda: self.engine.tokens(asked), answer, self.record, naming)
@@ -102,18 +102,18 @@ class Caller(Asker):
         failure: Callable[[ApiError], bytes] = failed_event,
         always_event: Callable[[ApiError], bool] = lambda _: False,
     ) -> Response:
-        """Answer with events; `failure` encodes an error that comes after the first, or always is one."""
+        """Answer with events; `failure` encodes an error after the first, or for which `always_event` holds."""
         seconds = self.settings.keep_alive_seconds
         return StreamedResponse(events, keep_alive_seconds=seconds, failure=failure, always_event=always_event)
 
 
 def json_response(answer: Any) -> Response:
-    """Encode an answer without FastAPI's walk through it."""
+    """Return a JSON answer, encoded without FastAPI's validation."""
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 def checked(kind: type[_Body], value: Any, *, form: bool = False) -> _Body:
-    """Check what did not come as the body of a request like one that did; all fields of a `form` are texts.
+    """Validate a value like the body of a request; all fields of a `form` are texts.
 
     Raises `ApiError`.
     """
@@ -124,7 +124,7 @@ def checked(kind: type[_Body], value: Any, *, form: bool = False) -> _Body:
 
 
 def checked_line(kind: type[_Body], value: Any) -> _Body:
-    """Check a body within a batch, the answer to which cannot be a stream. Raises `ApiError`."""
+    """Validate a body within a batch; `stream` is refused. Raises `ApiError`."""
     body = checked(kind, value)
     if getattr(body, "stream", None):
         raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
@@ -132,7 +132,7 @@ def checked_line(kind: type[_Body], value: Any) -> _Body:
 
 
 class CallerWith(RequiresScope):
-    """A dependency that gives the caller if its key has `scope`, which also names the work in the usage book."""
+    """A dependency that returns the caller if its key has `scope`, which is also its kind in the usage book."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ class CallerWith(RequiresScope):
 
 
 def of_app(name: str) -> Callable[[Request], Awaitable[Any]]:
-    """Make a dependency that gives this part of the app's state."""
+    """Return a dependency that returns this attribute of the app's state."""
 
     async def part(request: Request) -> Any:
         return getattr(request.app.state, name)

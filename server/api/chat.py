@@ -52,7 +52,7 @@ _OF_CHAT = ("model", "messages", "tools", "chat_template_kwargs", "add_generatio
 
 
 class _CompletionAnswer(Answer):
-    """What stands around the choices of chat and text completions, the same in every chunk."""
+    """The fields around the choices of chat and text completions, the same in every chunk."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -132,7 +132,7 @@ class ChatAnswer(_CompletionAnswer):
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:
-    """Return token counts as they go over the wire; details only where they are known."""
+    """Return the `usage` object; details only where they are known."""
     counts: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -208,12 +208,12 @@ async def create_batch(body: ChatBatchBody, caller: BatchCaller) -> Response:
 
 
 async def _answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, Any]]:
-    """Answer in order; they run together, as many as the engine lets in, and cancelling aborts all of them."""
+    """Return the answers in order. The items run in parallel, as admitted; cancelling aborts all of them."""
     answers = []
     async with asyncio.TaskGroup() as group:
         for index, item in enumerate(items):
             answers.append(group.create_task(_answer_item(index, item, caller)))
-            await asyncio.sleep(0)  # to check and render all of them in one go would hold up other requests
+            await asyncio.sleep(0)  # checking and rendering all at once would delay other requests
     return [answer.result() for answer in answers]
 
 
@@ -224,7 +224,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
         body = _checked_item(item)
         chat = to_chat_request(body, replace(caller, urgency=Urgency.BATCH), place=f"requests[{index}].")
         result = await caller.engine.whole(chat)
-    except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
+    except Exception as error:  # noqa: BLE001  # any failure is that of one item
         api_error = to_api_error(error)
         id_ = f"{ChatAnswer.prefix}-{secrets.token_hex(12)}"
         return {"id": id_, **labels, "choices": [], "error": api_error.body(), "status_code": api_error.status}
@@ -232,7 +232,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
 
 
 def _checked_item(item: Any) -> ChatCompletionBody:
-    body = checked_line(ChatCompletionBody, item)  # so that both get the same errors as a single request
+    body = checked_line(ChatCompletionBody, item)  # with the same errors as a single request
     custom_id = item.get("custom_id")
     if custom_id is not None and not (isinstance(custom_id, str) and len(custom_id) <= 256):
         sentence = "`custom_id` must be a string of at most 256 characters."
@@ -270,11 +270,11 @@ class CompletionBody(SampledBody):
     best_of: Annotated[int, Field(ge=1, le=8)] | None = None
     """Must be the same as `n`."""
     logprobs: TopLogprobs | None = None
-    """So many alternatives to each token, with their probabilities."""
+    """How many alternatives to each token are returned, with their probabilities."""
     echo: bool | None = None
     """Begin each answer with its prompt; with `logprobs`, the probabilities of the prompt's tokens come as well."""
     prompt_logprobs: TopLogprobs | None = None
-    """So many alternatives to each token of the prompt, in `prompt_logprobs` of each answer."""
+    """How many alternatives to each token of the prompt are returned, in `prompt_logprobs` of each answer."""
     suffix: Annotated[str | None, AfterValidator(_no_suffix)] = None
 
     @model_validator(mode="after")
@@ -335,7 +335,7 @@ class TextAnswer(_CompletionAnswer):
         return answered
 
 
-# A token, its natural-log probability, and those of the likeliest in its place; None for a prompt's first.
+# A token, its log probability, and those of the likeliest tokens in its place; None for the first of a prompt.
 _Entry = tuple[str, float | None, dict[str, float] | None]
 
 
@@ -356,7 +356,7 @@ def _of_prompt(prompt: Prompt, most: int) -> list[_Entry]:
 
 @router.post("/v1/completions", response_class=Response, tags=["chat"])
 async def create_completion(body: CompletionBody, caller: ChatCaller) -> Response:
-    """Go on with a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
+    """Continue a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
     text, answer = _text_asked(body, caller)
     return await caller.answer(text, answer, stream=body.stream)
 
@@ -384,7 +384,7 @@ def _text_asked(body: CompletionBody, caller: Asker) -> tuple[TextRequest, TextA
 
 
 class TokenizeBody(ModelBody):
-    """The body of `POST /v1/tokenize`: a `prompt`, or `messages` and what else of chat makes a prompt."""
+    """The body of `POST /v1/tokenize`: a `prompt`, or `messages` and the other fields of chat that make a prompt."""
 
     prompt: Annotated[str, Field(max_length=_MOST_CHARACTERS)] | None = None
     messages: list[Any] | None = None
@@ -429,7 +429,7 @@ async def tokenize(body: TokenizeBody, caller: ChatCaller) -> Response:
 @router.post("/detokenize", response_class=Response, tags=["chat"], include_in_schema=False)
 @router.post("/v1/detokenize", response_class=Response, tags=["chat"])
 async def detokenize(body: DetokenizeBody, caller: ChatCaller) -> Response:
-    """Return the text that tokens stand for."""
+    """Return the text of these tokens."""
     caller.record.model = model = caller.access.model_id(caller.key, body.model)
     work = caller.engine.detokenize(model, body.tokens)
     return json_response({"prompt": await until_disconnect(work, caller.request)})

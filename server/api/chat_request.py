@@ -1,4 +1,4 @@
-"""A chat request: its body, checked field by field, and what it asks of the engine; for all that speaks chat."""
+"""The body of a chat request, checked field by field, and its translation for the engine. All chat APIs use it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from server.validation import FieldError
 
 _KINDS = ("json", "json_object", "choice", "regex")
 _no_option = shared.refused("is not supported: leave it out", bool)
-# After some hundred tokens an ambiguous grammar (`root ::= root root | "a"`) takes xgrammar a second for each, in the
-# engine, where it would hold up everybody. Structural tags may hold such grammars.
+# After some hundred tokens an ambiguous grammar (`root ::= root root | "a"`) takes xgrammar a second per token, in the
+# engine, which delays all requests. Structural tags may contain such grammars.
 _no_grammar = shared.refused("is not supported, since it could hold up other answers: use `regex`, `choice` or `json`")
 _no_tag = shared.refused("is not supported, since it could hold up other answers: use `json`, or `tools` for calls")
 
 
 def _token_biases(value: Any) -> Any:
-    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
+    """Check all entries together, so that no error names a key: the client chose it."""
     known = isinstance(value, dict) and len(value) <= 1024
     if not known or not all(
         re.fullmatch(r"[0-9]{1,9}", token) and type(bias) in {int, float} and -100 <= bias <= 100
@@ -46,9 +46,9 @@ def _template_switches(value: Any) -> Any:
 
 
 def _call_arguments(arguments: str) -> str:
-    """Text that is no JSON is a call the model never finished, and taken for no arguments further down.
+    """Check the arguments of a call. Text that is no JSON passes: it is an unfinished call, later read as no arguments.
 
-    JSON that only a lenient parser reads (lone surrogates, NaN, thousands of levels or digits) would fail there.
+    JSON that only a lenient parser reads (lone surrogates, NaN, thousands of levels or digits) is refused.
     """
     try:
         json.loads(arguments)
@@ -87,14 +87,14 @@ _SeenContent = Annotated[str | Annotated[list[_Part], _Count], shared.text_or_ar
 
 
 class RefusalPart(shared.Strict):
-    """What a model said instead of an answer; for us text like any other."""
+    """A model's refusal to answer; treated as text."""
 
     type: Literal["refusal"]
     text: Annotated[str, Field(alias="refusal")]
 
 
 class ThoughtPart(shared.Strict):
-    """What some front ends keep among what was said. Dropped."""
+    """Reasoning that some front ends keep in `content`. Dropped."""
 
     type: Literal["thinking", "reasoning", "redacted_thinking"]
 
@@ -120,7 +120,7 @@ class SystemMessage(shared.Strict):
 
 
 class UserMessage(shared.Strict):
-    """What the user says, with images if the model sees."""
+    """A user's message, with images for models with the capability `vision`."""
 
     role: Literal["user"]
     content: _SeenContent
@@ -140,14 +140,14 @@ class ToolCallMessagePart(shared.Strict):
 
 
 class AssistantMessage(shared.Strict):
-    """What the model said earlier. `content` may be null when there are `tool_calls`."""
+    """An earlier answer of the model. `content` may be null when there are `tool_calls`."""
 
     role: Literal["assistant"]
     content: _SaidContent | None = None
     reasoning_content: str | None = None
-    """What it thought before. Models whose templates keep it, most until the next question, read it again."""
+    """Its reasoning. Models read it again if their templates keep it, most until the next question."""
     reasoning: Any = None
-    """The same, where it is a text."""
+    """The same, if it is a string."""
     tool_calls: Annotated[list[ToolCallMessagePart], Field(max_length=128)] | None = None
 
 
@@ -176,8 +176,8 @@ class ToolDefinition(shared.Strict):
     function: FunctionDefinition
 
 
-# Tools that a model here cannot call are left out of a request, not refused, since agents offer them unasked. The
-# answer's header `x-hearth-ignored` and the access line name them by these words, never by what was sent.
+# Tools that models here cannot call are left out of a request, not refused, since agents offer them by default. The
+# answer's header `x-hearth-ignored` and the access line name them by these words, never as the client sent them.
 _KNOWN_TOOLS = frozenset(
     {
         *("advisor", "apply_patch", "bash", "code_execution", "code_interpreter", "computer", "computer_use"),
@@ -190,19 +190,19 @@ _VERSION = re.compile(r"(_\d{8}|_\d{4}_\d{2}_\d{2})$")
 
 
 class OtherTool(shared.Strict):
-    """A tool that runs elsewhere, or is called by other means. It is left out."""
+    """A tool that runs elsewhere, or is no function. It is left out."""
 
     type: str
 
     @property
     def word(self) -> str:
-        """Our word for its type, without a version; `other` where we have none."""
+        """Its type without a version, if it is a known one; else `other`."""
         word = _VERSION.sub("", self.type[:64])
         return word if word in _KNOWN_TOOLS else "other"
 
 
 def callable_or_other(callable_type: str, *more: str) -> Callable[[Any], str]:
-    """Make a discriminator with the tags `callable` (also of what has no type, or is no tool) and `other`.
+    """Return a discriminator with the tags `callable` (also for a value without a type) and `other`.
 
     The types in `more` are tags of their own.
     """
@@ -263,7 +263,7 @@ class StreamOptions(shared.Strict):
 
 
 _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-# Most models know three, and refuse or misread others.
+# Most models know three efforts, and refuse or misread others.
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 _AS_SENT = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed", "presence_penalty"),
@@ -284,10 +284,10 @@ _Choice = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class StructuredOutputs(shared.Strict):
-    """What the answer has to satisfy: exactly one of these."""
+    """What the answer has to satisfy: exactly one of these constraints."""
 
     json_: Annotated[dict[str, Any] | None, BeforeValidator(_json), Field(alias="json")] = None
-    """A JSON schema, all of which can be enforced."""
+    """A JSON schema with enforceable keywords only."""
     json_object: bool | None = None
     """True: any JSON object."""
     choice: Annotated[list[_Choice], Field(min_length=1, max_length=256)] | None = None
@@ -313,17 +313,17 @@ class StructuredOutputs(shared.Strict):
 
 
 class SampledBody(shared.ModelBody):
-    """What chat and text completions say alike of how an answer is drawn and sent."""
+    """The fields of chat and text completions for sampling and streaming."""
 
     temperature: shared.Temperature | None = None
     """Higher is more random; 0 always takes the likeliest token. Default: the model's own, else 1."""
     top_p: shared.TopP | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    """Only the likeliest so many tokens are drawn from; 0 and -1 mean all."""
+    """Sample from this many of the likeliest tokens; 0 and -1 mean all."""
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    """Only tokens at least so likely, as a part of the likeliest, are drawn."""
+    """Sample only tokens at least this likely, as a part of the likeliest one's probability."""
     repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
-    """Above 1, tokens that have come before, in the prompt too, become less likely."""
+    """Above 1, tokens that the prompt or the answer already has become less likely."""
     n: Annotated[int, Field(ge=1, le=8)] | None = None
     """How many answers. Default 1."""
     stop: Annotated[tuple[str, ...], BeforeValidator(shared.stop_texts)] = ()
@@ -334,7 +334,7 @@ class SampledBody(shared.ModelBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    """Go on until `max_tokens`, for benchmarks."""
+    """Generate until `max_tokens`, for benchmarks."""
     structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
@@ -348,15 +348,15 @@ class SampledBody(shared.ModelBody):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def to_engine(self, caller: Asker) -> dict[str, Any]:
-        """Say it in the engine's words. The request id is ours: a client's never reaches the engine.
+        """Return fields of the engine's request. The request id is ours: a client's never reaches the engine.
 
-        Raises `ApiError` 404 where the key may not ask for the model.
+        Raises `ApiError` 404 if the key may not use the model.
         """
         return {name: getattr(self, name) for name in _AS_SENT} | {
             "request_id": secrets.token_hex(12),
             "model": caller.access.model_id(caller.key, self.model),
             "n": self.n or 1,
-            "cache_salt": caller.key.public_id,  # a user's cached prompts must not be told by their speed to another
+            "cache_salt": caller.key.public_id,  # else timing would reveal the cached prompts of other keys
             "ignore_eos": bool(self.ignore_eos),
             "structured_outputs": self.structured_outputs.given if self.structured_outputs else None,
             "owner": caller.key.public_id,
@@ -382,7 +382,7 @@ class ChatCompletionBody(SampledBody):
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_switches)] | None = None
     """`enable_thinking` and `preserve_thinking` only."""
     continue_final_message: bool | None = None
-    """Go on from the last message, an assistant's; the answer has only what follows."""
+    """Continue the last message, an assistant's; the answer has only what follows."""
     add_generation_prompt: bool | None = None
     """Default true, unless `continue_final_message` is. Without it the template does not open an answer."""
 
@@ -414,9 +414,9 @@ class ChatCompletionBody(SampledBody):
 
 
 def to_chat_request(body: ChatCompletionBody, caller: Asker, *, place: str = "") -> ChatRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`.
+    """Return the engine's request for a body. Raises `ApiError`, 404 if the key may not use the model.
 
-    `place` is what stands before the body's fields where it is part of a larger one, like `requests[3].`.
+    `place` is the prefix of the body's fields if it is part of a larger one, like `requests[3].`.
     """
     fields = body.to_engine(caller)
     most = caller.settings.max_messages
@@ -446,13 +446,13 @@ def to_chat_request(body: ChatCompletionBody, caller: Asker, *, place: str = "")
 
 
 def _engine_messages(sent: Sequence[shared.Strict]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the messages, and the place in the body of each image in them.
+    """Return the messages, and the path in the body of each image in them.
 
     Images of tools join the user's next message, or become one: few chat templates take them anywhere else.
     """
     messages: list[dict[str, Any]] = []
     paths: list[str] = []
-    images: list[dict[str, Any]] = []  # of tools, not in a message yet
+    images: list[dict[str, Any]] = []  # of tools, still without a message
     for position, message in enumerate(map(_message, sent)):
         content = message["content"]
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
@@ -487,14 +487,14 @@ def _message(message: shared.Strict) -> dict[str, Any]:
 
 
 def tool_call(id_: str | None, name: str | None, arguments: str) -> dict[str, Any]:
-    """Return a call as chat has it, in answers and in conversations."""
+    """Return a tool call in the shape of chat, for answers and conversations."""
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class FieldNames(dict[str, str]):
-    """Paths in a chat body, and what a client of another convention calls them; the longest that fits counts.
+    """Paths in a chat body, and their names in another API's body; the longest matching path counts.
 
-    `with_rest`: what lies below a path goes by the same name in both.
+    `with_rest`: the fields below a path have the same names in both.
     """
 
     def __init__(self, names: Mapping[str, str], *, with_rest: bool = False) -> None:
@@ -503,7 +503,7 @@ class FieldNames(dict[str, str]):
 
     @contextmanager
     def as_sent(self) -> Iterator[None]:
-        """Let failures of chat, and of the engine, name the field that the client sent, in path and sentence."""
+        """Rename the field of an error in the block, in `param` and message, as the client sent it."""
         try:
             yield
         except (ApiError, EngineError) as error:

@@ -1,6 +1,6 @@
-"""`POST /v1/embeddings` and `/v1/rerank`: texts as vectors, and texts in the order in which they answer a query.
+"""`POST /v1/embeddings` and `/v1/rerank`: vectors of texts, and texts ordered by how well they answer a query.
 
-How near two vectors are says how near their meanings are. Reranking has the form that Jina and Cohere gave it.
+Texts of similar meaning have vectors that are near each other. Reranking has the API of Jina and Cohere.
 """
 
 import base64
@@ -33,7 +33,7 @@ class EmbeddingBody(ModelBody):
     encoding_format: Literal["float", "base64"] | None = None
     """float (default): an array of numbers. base64: the same numbers as bytes, little-endian, four for each."""
     dimensions: PositiveInt | None = None
-    """So many numbers in each vector, where the model was trained to be cut. Default: as many as it makes."""
+    """The length of each vector, if the model was trained for shorter ones. Default: its own length."""
     truncate: bool | None = None
     """Cut an input that is too long. Default: it is refused, with its place in `input`."""
     input_type: Literal["query", "document"] | None = None
@@ -94,7 +94,7 @@ class RerankBody(ModelBody):
     documents: Annotated[Any, BeforeValidator(_texts)]
     """1 to 2,048 texts, or objects with a `text`; 300,000 tokens in all, with the query counted for each."""
     top_n: PositiveInt | None = None
-    """So many results. Default: all."""
+    """How many results. Default: all."""
     return_documents: bool | None = None
     """Send each result's text back with it."""
     truncate: bool | None = None
@@ -124,12 +124,12 @@ async def rerank(body: RerankBody, caller: EmbeddingCaller) -> Response:
 
 
 async def _scores(asked: RerankRequest, caller: Caller) -> tuple[list[float], int]:
-    """Return a score of each document, the same of equal ones, and the tokens of all. Cancelling aborts."""
+    """Return a score for each document, the same for equal texts, and the tokens of all. Cancelling aborts."""
     scores = [0.0] * len(asked.documents)
     async with await caller.engine.rerank(asked) as stream:
         async for made in stream:
             scores[made.index] = made.values[0]
-    # In other steps of the engine an equal text gets another last digit, which would decide on the order.
+    # An equal text gets another last digit in another step of the engine, which would decide the order.
     first: dict[str, int] = {}
     same = [scores[first.setdefault(text, at)] for at, text in enumerate(asked.documents)]
     return same, stream.prompt_tokens

@@ -1,7 +1,7 @@
-"""How large a JSON schema from a client may be: a larger one would keep the grammar compiler busy for minutes.
+"""Limits of JSON schemas from clients: a larger schema would keep the grammar compiler busy for minutes.
 
-Its patterns count with their repeats written out, as the compiler does it. Single keywords that go too far are left out
-unless the schema is strict. Whether a schema makes sense is left to vLLM. Pure functions over parsed JSON of at most 64
+Patterns count with their repeats written out, as the compiler does. Keywords beyond a limit are left out, or refused if
+the schema is strict. Whether a schema makes sense is left to vLLM. Pure functions over parsed JSON of at most 64
 levels.
 """
 
@@ -30,28 +30,28 @@ _BRACES = re.compile(r"(?<!\\)\{(?!\d{1,6}(,\d{0,6})?\})")
 
 
 class SchemaTooComplexError(ValueError):
-    """The sentence follows the name of the field."""
+    """A schema beyond a limit. The message follows the name of the field."""
 
     code = "schema_too_complex"
 
 
 def sent_schema(schema: Any, info: ValidationInfo) -> Any:
-    """Check the schema of a model whose field `strict` stands before it."""
+    """Check a schema field of a model, in which the field `strict` comes earlier."""
     return object_schema(schema, strict=bool(info.data.get("strict")))
 
 
 def plain_pattern(pattern: str) -> str:
-    """Check a pattern of its own like those of schemas."""
+    """Check a pattern outside of a schema by the same limits."""
     if _pattern_size(pattern) > _MAX_PATTERN_SIZE:
         raise SchemaTooComplexError(f"must stand for at most {_MAX_PATTERN_SIZE} symbols, repeats written out")
     return pattern
 
 
 def object_schema(schema: Any, *, strict: bool = True, otherwise: str = "leave `strict` out") -> Any:
-    """A schema's check: an object of limited size, that a value could end. `SchemaTooComplexError` else.
+    """Return a schema of limited size that a finite value can satisfy. Raises `SchemaTooComplexError`, `ValueError`.
 
-    Bounds and patterns that are too large are refused if `strict`, and else left out of the schema that is returned.
-    `otherwise` is what a client may do about a refusal, besides changing the schema.
+    Bounds and patterns that are too large are refused if `strict`, and else left out of the returned schema.
+    `otherwise` is the advice of a refusal, besides changing the schema.
     Measured with xgrammar on a CPU: 1024 optional properties compile for 14 s (512: 3 s), required ones for 0.2 s,
     `minItems: 10000000` for more than 20 s. Nothing stops it there; a schema that is its own `$ref` kills the request.
     """
@@ -108,7 +108,7 @@ def _without(schema: Any, left_out: set[tuple[int, str]]) -> Any:
 
 
 def _shown(path: tuple[str, ...], keyword: str, value: Any) -> str:
-    """Name a keyword of the client's, escaped and cut: among many tools it could not be found otherwise."""
+    """Return the path and value of a keyword, escaped and cut, so that it can be found among many tools."""
     text = json.dumps(value)
     shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
     place = json.dumps(".".join((*path, keyword)))[1:-1][-_MOST_SHOWN:]
@@ -116,7 +116,7 @@ def _shown(path: tuple[str, ...], keyword: str, value: Any) -> str:
 
 
 def _too_large(node: dict[str, Any]) -> dict[str, str]:
-    """Return the keywords of one object of the schema that go too far, each with the rule that it breaks."""
+    """Return the keywords of one object of the schema that are beyond a limit, each with its rule."""
     counts = {key: node[key] for key in _REPEATS if isinstance(node.get(key), (int, float))}
     problems = {key: f"must be at most {_MAX_REPEATS}" for key, count in counts.items() if count > _MAX_REPEATS}
     if "properties" in node:
@@ -132,7 +132,7 @@ def _too_large(node: dict[str, Any]) -> dict[str, str]:
 
 
 def _substitutes(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a value must satisfy in place of `node`. A circle of these can never end."""
+    """Return the schemas that a value of `node` must satisfy. A cycle of these can never end."""
     reference = node.get("$ref")
     found = [_resolve(reference, schema)] if isinstance(reference, str) else []
     for key in _ALTERNATIVES:
@@ -142,7 +142,7 @@ def _substitutes(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str,
 
 
 def _resolve(reference: str, schema: dict[str, Any]) -> Any:
-    """Nothing is ever fetched: only references within the schema lead anywhere."""
+    """Return what a reference within the schema names; None if nothing. Nothing is fetched."""
     if reference != "#" and not reference.startswith("#/"):
         raise SchemaTooComplexError("must refer to parts of itself only (`#/...`)")
     here: Any = schema

@@ -1,4 +1,4 @@
-"""`GET /v1/key` and `/v1/models`: what the caller's own key may do, what is left of its limits, and its models."""
+"""`GET /v1/key` and `/v1/models`: the caller's key, what is left of its limits, and its models."""
 
 from dataclasses import asdict
 from typing import Annotated, Literal
@@ -29,7 +29,7 @@ async def retrieve_model(model: str, key: _ModelsKey, access: TheAccess) -> Mode
 
 
 class Left(BaseModel):
-    """What is left at this moment: of this minute, of today (UTC), or beside what runs. null: no limit."""
+    """What is left now of each limit: of this minute, of today (UTC), or beside running requests. null: no limit."""
 
     requests: int | None
     tokens: int | None
@@ -38,7 +38,7 @@ class Left(BaseModel):
 
 
 class OwnKey(AnyKey):
-    """The key of this request. Its text is not known here."""
+    """The key of this request, without its secret."""
 
     object: Literal["key"] = "key"
     limits: LimitsInForce

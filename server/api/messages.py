@@ -1,8 +1,8 @@
-"""`POST /v1/messages`, plain and streamed, and `POST /v1/messages/count_tokens`: chat in another convention.
+"""`POST /v1/messages`, whole and streamed, and `POST /v1/messages/count_tokens`: chat in Anthropic's API.
 
 A body is checked field by field like those of chat; unknown fields are ignored, `cache_control` and `metadata` among
-them. What it says is then said in the words of a chat body, so that all checks and limits of chat hold here too; errors
-go back under the names that the client sent.
+them. It is then translated into a chat body, so that all checks and limits of chat apply; errors name the fields that
+the client sent.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictR
 _BILLING_LINE = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-# As they begin.
+# Blocks as `content_block_start` has them.
 _EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
 }
-# The type of what is added to a block, and the field that holds it.
+# By the type of a block: the type of its delta, and the field with the text.
 _DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
 
-# What a model elsewhere did by itself, as blocks of a conversation.
+# Blocks of tools that another provider ran itself.
 _ELSEWHERE = {
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
     *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
     *("mcp_tool_use", "mcp_tool_result", "container_upload", "compaction", "fallback"),
 }
-# As the engine says it (`prompt_too_long`).
+# The engine's message (`prompt_too_long`).
 _TOO_LONG = re.compile(r"context length is (\d+) tokens\. However, your messages come to \D*(\d+) tokens")
 _MAX_INPUT_BYTES = 2**20
 _NOT_EMPTY = Field(min_length=1, max_length=1024)
@@ -89,7 +89,7 @@ class Base64Source(schema.Strict):
 
 
 class UrlSource(schema.Strict):
-    """An image elsewhere. Which addresses are fetched is the same as for `image_url` of chat."""
+    """An image at an address, which is fetched by the same rules as `image_url` of chat."""
 
     type: Literal["url"]
     url: Annotated[str, Field(min_length=1)]
@@ -103,7 +103,7 @@ class ImageBlock(schema.Strict):
 
 
 def _as_text(block: Any) -> Any:
-    """Return a document of text, or what a search for tools has found, as the text that it is."""
+    """Return a text document, or a result of a tool search, as a text block. Raises `ValueError` for a PDF."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "tool_reference" and isinstance(block.get("tool_name"), str):
         return {"type": "text", "text": f"The tool {block['tool_name']} is loaded."}
@@ -116,7 +116,7 @@ def _as_text(block: Any) -> Any:
 
 
 def _without_foreign(block: Any) -> Any:
-    """Drop what a model elsewhere did by itself, where a conversation goes on here."""
+    """Replace blocks of tools that another provider ran by one that is dropped."""
     kind = block.get("type") if isinstance(block, dict) else None
     return {"type": "redacted_thinking"} if isinstance(kind, str) and kind in _ELSEWHERE else block
 
@@ -125,7 +125,7 @@ _Seen = Annotated[Annotated[TextPart | ImageBlock, Field(discriminator="type")],
 
 
 class ToolResultBlock(schema.Strict):
-    """What a tool gave back for the call `tool_use_id`."""
+    """The result of the tool call `tool_use_id`."""
 
     type: Literal["tool_result"]
     tool_use_id: schema.ShortText
@@ -141,14 +141,14 @@ class ToolUseBlock(schema.Strict):
 
 
 class ThinkingBlock(schema.Strict):
-    """What the model thought earlier, as chat's `reasoning_content`."""
+    """Earlier reasoning of the model, like `reasoning_content` of chat."""
 
     type: Literal["thinking"]
     thinking: str = ""
 
 
 class RedactedThinkingBlock(schema.Strict):
-    """Thoughts that only another service can read. Accepted and dropped."""
+    """Reasoning that only another provider can read. Accepted and dropped."""
 
     type: Literal["redacted_thinking"]
 
@@ -164,21 +164,21 @@ Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock |
 
 
 class UserTurn(schema.Strict):
-    """What the user says, and what tools gave back."""
+    """A user's message, and results of tools."""
 
     role: Literal["user"]
     content: Annotated[str | Annotated[list[_UserBlock], _NOT_EMPTY], _STRING_OR_BLOCKS]
 
 
 class AssistantTurn(schema.Strict):
-    """What the model said; as the last message, what its answer begins with."""
+    """An answer of the model; as the last message, the beginning of its answer."""
 
     role: Literal["assistant"]
     content: Annotated[str | Annotated[list[_AssistantBlock], _COUNTED], _STRING_OR_BLOCKS]
 
 
 class SystemTurn(schema.Strict):
-    """Instructions amid the conversation; they join those of `system`."""
+    """Instructions within the conversation; they are added to those of `system`."""
 
     role: Literal["system"]
     content: Annotated[str | Annotated[list[TextPart], _NOT_EMPTY], _STRING_OR_BLOCKS]
@@ -219,7 +219,7 @@ class MessageToolChoice(schema.Strict):
 
 
 class Thinking(schema.Strict):
-    """Whether a model that can think does. `budget_tokens` is accepted and not kept to."""
+    """Whether a model that can reason does. `budget_tokens` is accepted and has no effect."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: schema.PositiveInt | None = None
@@ -238,7 +238,7 @@ class OutputConfig(schema.Strict):
 
 
 class CountTokensBody(schema.Strict):
-    """The body of `POST /v1/messages/count_tokens`: all that makes a prompt."""
+    """The body of `POST /v1/messages/count_tokens`: all fields that make a prompt."""
 
     model: schema.ShortText
     """An id from `GET /v1/models`."""
@@ -273,7 +273,7 @@ class MessagesBody(CountTokensBody):
     """Higher is more random; 0 always takes the likeliest token. Default: the model's own, else 1."""
     top_p: schema.TopP | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Only the likeliest so many tokens are drawn from; 0 means all."""
+    """Sample from this many of the likeliest tokens; 0 means all."""
 
     @model_validator(mode="after")
     def _an_answer_can_follow(self) -> Self:
@@ -295,7 +295,7 @@ async def create_message(body: MessagesBody, caller: ChatCaller) -> Response:
 
 @router.post("/count_tokens", response_class=Response)
 async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
-    """Count the tokens that the same body would have as a prompt, tools and the model's own template included."""
+    """Count the tokens of the prompt that this body makes, tools and the model's template included."""
     chat, names = _to_chat(body, caller)
     caller.record.model = chat.model
     with names.as_sent():
@@ -305,7 +305,7 @@ async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
 
 
 def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
-    """Translate a body, to answer it or to count its tokens. Raises `ApiError` for what chat does not take."""
+    """Return a body as a chat request, and its names in errors. Raises `ApiError` for what chat refuses."""
     names = _Names({"stop": "stop_sequences", "reasoning_effort": "output_config.effort"})
     messages, continues = _messages(body, names)
     fields: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
@@ -329,7 +329,7 @@ def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldN
 
 
 class _Names(FieldNames):
-    """Names of fields, and the words by which Claude Code knows what to leave out of a conversation."""
+    """Names of fields, and the messages by which Claude Code knows what to remove from a conversation."""
 
     def _renamed(self, error: ApiError) -> ApiError:
         error = super()._renamed(error)
@@ -374,7 +374,7 @@ def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, 
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or "tool_calls" in last:
         return messages, False
-    if not last["content"]:  # only thoughts: there is nothing to go on from
+    if not last["content"]:  # only reasoning: there is nothing to continue
         return messages[:-1], False
     return messages, True
 
@@ -391,14 +391,14 @@ def _text(blocks: _Blocks) -> str:
 
 
 def _system(body: CountTokensBody) -> str:
-    """All instructions, first in the conversation: templates of many models refuse them anywhere else."""
+    """Return all instructions, for the first message: many templates refuse them anywhere else."""
     contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, SystemTurn))]
     blocks = [placed for content in contents for placed in _placed("system", content)]
     return _text([placed for placed in blocks if not _text([placed]).startswith(_BILLING_LINE)])
 
 
 def _turns(body: CountTokensBody) -> list[tuple[str, _Blocks]]:
-    """Messages of one role in a row are one turn: many templates want the roles to take turns."""
+    """Return (role, blocks) of each turn. Consecutive messages of a role are one: many templates require it."""
     said = [
         (message.role, placed)
         for position, message in enumerate(body.messages)
@@ -423,7 +423,7 @@ def _assistant(blocks: _Blocks) -> dict[str, Any]:
 
 
 def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]]:
-    """What tools gave back comes first, each in a message of its own; their images join what the user says."""
+    """Return results of tools first, each as its own message; their images are added to the user's message."""
     messages: list[dict[str, Any]] = []
     parts: _Blocks = []
     for path, block in blocks:
@@ -447,7 +447,7 @@ def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]
 
 
 class MessageAnswer(Answer):
-    """One message, whole or as events: blocks one after the other, each begun, added to, ended."""
+    """Encodes one message, whole or as events: for each block a start, deltas and a stop, one after the other."""
 
     def __init__(self, asked: ChatRequest) -> None:
         id_ = f"msg_{asked.request_id}"
@@ -455,7 +455,7 @@ class MessageAnswer(Answer):
         self._begun = False
         self._index = -1  # of the newest block
         self._open: str | None = None  # the type of that block, until it has ended
-        self._space = ""  # text that may turn out to be only the space before a tool call
+        self._space = ""  # white space that is dropped if a tool call follows
         self._arguments: list[str] | None = None  # of the newest call
         self._call_index = -1  # of the newest call
         self._finish_reason: FinishReason | None = None
@@ -552,7 +552,7 @@ class MessageAnswer(Answer):
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return token counts as they go over the wire: here what came out of the cache does not count as input."""
+    """Return the `usage` object; in this API cached tokens do not count as `input_tokens`."""
     cached = usage.cached_tokens or 0
     counts: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - cached,
@@ -566,7 +566,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _stop(finish_reason: FinishReason, stop_text: str | None, last_arguments: str | None) -> dict[str, Any]:
-    """Say why it ended. A forced tool's `stop` is a call too, but not one that a stop sequence cut short."""
+    """Return why it ended. `stop` after a forced call is `tool_use`, unless a stop sequence cut the call short."""
     reason, sequence = _STOP_REASONS[finish_reason], None
     if finish_reason in {"stop", "tool_calls"}:
         if last_arguments is not None and (stop_text is None or _is_json(last_arguments)):
@@ -585,7 +585,7 @@ def _is_json(text: str) -> bool:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Read a call's arguments; of one that was cut off, as much as came, as clients do with a stream."""
+    """Return a call's arguments; of one that was cut off, as much as came, like clients do with a stream."""
     try:
         value = from_json(arguments or "{}", allow_partial=True)
     except ValueError:

@@ -1,7 +1,7 @@
 """The description of the API: `/openapi.json` for programs, `/docs` for people, and `/version`.
 
-What FastAPI finds is completed with what it cannot know: the key, the one shape of errors with the statuses of each
-route, and what a stream looks like. `/docs` is drawn from that, without a script and without anything from elsewhere.
+FastAPI's description is completed with what it cannot know: the key, the shape of errors, the statuses of each route,
+and streams. `/docs` is made from that, without scripts and external files.
 """
 
 import importlib.metadata
@@ -66,7 +66,7 @@ class Error(BaseModel):
 
 
 def describe(found: dict[str, Any]) -> dict[str, Any]:
-    """Complete, in place, what FastAPI found. The result is served and must be valid OpenAPI 3.1."""
+    """Complete FastAPI's description in place and return it. The result must be valid OpenAPI 3.1."""
     found["info"]["description"] = _SUMMARY
     components = found["components"]
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -85,7 +85,7 @@ def describe(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_batches(method: str, path: str, responses: dict[str, Any]) -> dict[int, str]:
-    """Return what else files and batches are answered with, and complete what is answered."""
+    """Return more statuses of files and batches by their meaning, and complete `responses`."""
     statuses: dict[int, str] = _WITH_FILE if (method, path) == ("POST", "/v1/files") else {}
     if path.endswith("/content"):
         responses["200"]["content"] = {"application/octet-stream": {"schema": _FILE}}
@@ -98,7 +98,7 @@ def _of_batches(method: str, path: str, responses: dict[str, Any]) -> dict[int, 
 
 def _complete(method: str, path: str, operation: dict[str, Any]) -> None:  # noqa: C901  # a line for each kind
     responses = operation["responses"]
-    responses.pop("422", None)  # never sent: what FastAPI would refuse so is a 400 here
+    responses.pop("422", None)  # never sent: our 400 replaces FastAPI's 422
     if path in HEALTH_PATHS:
         operation["security"] = []
         if path.endswith("/ready"):
@@ -158,7 +158,7 @@ _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-in
 @router.head("/version")
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """Give the version of this server."""
+    """Return the version of this server."""
     return {"version": importlib.metadata.version("hearth-inference")}
 
 

@@ -1,8 +1,8 @@
 """`POST /v1/responses`: the same answers as chat's in OpenAI's newer convention. Stateless: nothing is stored.
 
-What a body says is said in the words of a chat body; what chat checks too (arguments, schemas, image addresses) is
-checked there, once. Errors go back under the names that the client sent. A plain answer is what the last event would
-have shown. One item is open at a time: text after a tool call is a message of its own.
+A body is translated into a chat body, which checks arguments, schemas and image addresses. Errors name the fields that
+the client sent. A whole answer is the response in the last event of a stream. One item is open at a time: text after a
+tool call is a new message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
 }
-# What a model elsewhere did by itself, as items of a conversation.
+# Items of tools that another provider ran itself.
 _ELSEWHERE = {
     *("web_search_call", "file_search_call", "code_interpreter_call", "computer_call", "computer_call_output"),
     *("image_generation_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
@@ -56,7 +56,7 @@ _ELSEWHERE = {
 }
 _THOUGHTS = ("reasoning_text", "text")
 _CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
-# Of each kind of item: how its id begins, what its text is called, and what it has at first.
+# By the kind of item: the prefix of its id, the name of its text, and its first fields.
 _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "message": ("msg", "output_text", {"role": "assistant", "content": []}),
     "reasoning": ("rs", "reasoning_text", {"summary": [], "content": []}),
@@ -71,9 +71,9 @@ _not_in_background = schema.refused(
 
 
 def _typed(item: Any) -> Any:
-    """A message may come without its type; a reference to something stored leads nowhere.
+    """Add the type `message` if it is missing. Raises `ValueError` for a reference to a stored item.
 
-    A conversation may have begun with another model: what its own tools did is dropped, or told as functions do.
+    Items of tools that another provider ran are dropped; custom tool calls become function calls.
     """
     if not isinstance(item, dict):
         return item
@@ -113,7 +113,7 @@ _Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], schema
 
 
 class MessageItem(schema.Strict):
-    """What somebody said. `developer` means the same as `system`."""
+    """A message. `developer` means the same as `system`."""
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
@@ -131,7 +131,7 @@ class FunctionCallItem(schema.Strict):
 
 
 class FunctionCallOutputItem(schema.Strict):
-    """What came of the call `call_id`."""
+    """The result of the call `call_id`."""
 
     type: Literal["function_call_output"]
     call_id: schema.ShortText
@@ -139,11 +139,11 @@ class FunctionCallOutputItem(schema.Strict):
 
 
 class ReasoningItem(schema.Strict):
-    """What the model thought earlier, as chat's `reasoning_content`. What is encrypted elsewhere is dropped."""
+    """Earlier reasoning of the model, like `reasoning_content` of chat. Encrypted reasoning is dropped."""
 
     type: Literal["reasoning"]
     content: Any = None
-    """Parts `reasoning_text`. Others have forms of their own, and are dropped too."""
+    """Parts of the type `reasoning_text`. Others are dropped."""
 
     def texts(self) -> list[str]:
         parts = self.content if isinstance(self.content, list) else []
@@ -175,7 +175,7 @@ _Function = Annotated[
 
 
 class NamespaceTool(schema.Strict):
-    """Functions of one server, as Codex offers those of MCP. The model knows them by both names."""
+    """Functions of one server, as Codex offers those of MCP. The model sees `namespace__name`."""
 
     type: Literal["namespace"]
     name: schema.FunctionName
@@ -208,13 +208,13 @@ class ResponseSchema(schema.Strict):
 
 
 class TextOptions(schema.Strict):
-    """What the text of the answer looks like. `verbosity` is accepted and has no effect."""
+    """The format of the answer's text. `verbosity` is accepted and has no effect."""
 
     format: Annotated[TextFormat | ResponseSchema, Field(discriminator="type")] | None = None
 
 
 class ReasoningOptions(schema.Strict):
-    """How much the model thinks, if it does. `summary` is accepted: reasoning comes as it is."""
+    """How much the model reasons, if it does. `summary` has no effect: reasoning is returned as it is."""
 
     effort: schema.Effort | None = None
 
@@ -223,7 +223,7 @@ class ResponseBody(schema.ModelBody):
     """The body of `POST /v1/responses`. Nothing of it is stored, whatever `store` says."""
 
     input: Annotated[str | _Items, schema.text_or_array()]
-    """What the user says; or the whole conversation as items."""
+    """A user's message, or the whole conversation as items."""
     instructions: str | None = None
     """A system message in front of everything."""
     max_output_tokens: schema.PositiveInt | None = None
@@ -263,13 +263,13 @@ async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
     answer, events = _asked(body, caller)
     caller.record.stream = bool(body.stream)
     if body.stream:
-        # Codex shortens the conversation for this event only, not for a status of 400
+        # Codex shortens the conversation after this event only, not after a 400
         return caller.streamed(events, failure=answer.failed, always_event=_is_too_long)
     return json_response(await until_disconnect(_whole(answer, events), caller.request))
 
 
 def _is_too_long(error: ApiError) -> bool:
-    """Whether it is the conversation that is, not the answer that was asked for."""
+    """Whether the conversation is too long, not the requested answer."""
     return error.code == "context_length_exceeded" and error.param != "max_output_tokens"
 
 
@@ -292,13 +292,13 @@ def _asked(body: ResponseBody, asker: Asker) -> tuple[ResponseAnswer, TokenEvent
 
 @router.api_route("/responses/{stored:path}", methods=["DELETE", "GET", "POST"], include_in_schema=False)
 async def no_stored_response(_: ChatCaller) -> None:
-    """Say why there is none."""
+    """Answer 404 and say why."""
     sentence = "Responses are not stored here. Send the whole conversation in `input` of POST /v1/responses every time."
     raise ApiError(404, "not_found", sentence)
 
 
 async def _whole(answer: ResponseAnswer, events: TokenEvents) -> dict[str, Any]:
-    """Run to the end: plain and streamed answers agree because they are made by the same events."""
+    """Return the whole answer, made by the events of a stream, so that both agree. Raises what they raise."""
     async for _ in events:
         pass
     if answer.response is None:
@@ -307,7 +307,7 @@ async def _whole(answer: ResponseAnswer, events: TokenEvents) -> dict[str, Any]:
 
 
 def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
-    """Return the fields of the chat body that asks for the same. Raises `ApiError` for what no chat message holds."""
+    """Return the fields of an equivalent chat body. Raises `ApiError` for what chat messages cannot have."""
     placed = [
         (place, namespace, tool) for place, namespace, tool in _placed_tools(body) if isinstance(tool, FunctionTool)
     ]
@@ -330,7 +330,7 @@ def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
 
 
 def _placed_tools(body: ResponseBody) -> Iterator[tuple[str, str | None, FunctionTool | OtherTool]]:
-    """Yield all tools, each with its place in the body and its namespace."""
+    """Yield all tools, each with its path in the body and its namespace."""
     for index, tool in enumerate(body.tools or ()):
         if isinstance(tool, NamespaceTool):
             yield from ((f"tools[{index}].tools[{at}]", tool.name, one) for at, one in enumerate(tool.tools))
@@ -339,7 +339,7 @@ def _placed_tools(body: ResponseBody) -> Iterator[tuple[str, str | None, Functio
 
 
 def _tool_choice(body: ResponseBody, placed: Sequence[tuple[str, str | None, FunctionTool]]) -> Any:
-    """Return chat's; a function may be named without its namespace where there is one of this name only."""
+    """Return chat's `tool_choice`. A function may be named without its namespace if its name is unique."""
     choice = body.tool_choice
     if not isinstance(choice, NamedTool):
         return choice
@@ -349,7 +349,7 @@ def _tool_choice(body: ResponseBody, placed: Sequence[tuple[str, str | None, Fun
 
 
 def _known_as(namespace: str | None, name: str) -> str:
-    """Return the name by which the model knows a function; vLLM's server makes the same."""
+    """Return a function's name for the model, the same as in vLLM's server."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -367,7 +367,7 @@ def _response_format(body: ResponseBody) -> Any:
 
 def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
-    thoughts: list[str] = []  # before what the model said or called then
+    thoughts: list[str] = []  # before the next message or call of the model
     for place, item in _placed_items(body):
         path = f"messages[{len(messages)}]"
         if isinstance(item, MessageItem):
@@ -400,7 +400,7 @@ def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
 
 
 def _placed_items(body: ResponseBody) -> Iterator[tuple[str, Item]]:
-    """Yield all that is said, each with its place in the body."""
+    """Yield all items, `instructions` first, each with its path in the body."""
     if body.instructions:
         yield "instructions", MessageItem(type="message", role="system", content=body.instructions)
     if isinstance(body.input, str):
@@ -417,7 +417,7 @@ def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dic
         return {"role": role, "content": _text(item.content, where)}
     content = item.content
     if isinstance(content, str) or (len(content) == 1 and not _has_image(content)):
-        return {"role": "user", "content": _text(content, where)}  # some templates read nothing else
+        return {"role": "user", "content": _text(content, where)}  # some templates take strings only
     if not content:
         raise ApiError(400, "invalid_value", f"`{where}` must have at least 1 item.", param=where)
     return {"role": "user", "content": _parts(content, where, path, names)}
@@ -439,7 +439,7 @@ def _parts(content: list[Part], where: str, path: str, names: FieldNames) -> lis
 
 
 def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str, names: FieldNames) -> None:
-    """Calls belong to the assistant's message before them; in chat they are one message."""
+    """Add a call to the assistant's message before it; without one, to a new message."""
     if not messages or messages[-1]["role"] != "assistant":
         names[f"messages[{len(messages)}]"] = place
         messages.append({"role": "assistant", "content": None})
@@ -464,7 +464,7 @@ def _text(content: str | list[Part], where: str) -> str:
 
 @dataclass(slots=True)
 class _Item:
-    """One item of the output while it is written. `place` is what its events say of where it stands."""
+    """One item of the output while it is written. `place` has the fields of its events that locate it."""
 
     kind: str
     value: dict[str, Any]
@@ -496,11 +496,11 @@ class ResponseAnswer:
         }
         self._sequence_number = 0
         self._items: list[_Item] = []
-        self._calls = -1  # the newest call's index
-        self._space = ""  # text that may turn out to be only the space before a call
+        self._calls = -1  # index of the newest call
+        self._space = ""  # white space that is dropped if a call follows
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still held back
         self._usage: Usage | None = None
-        self._cut_off: str | None = None  # why there is not more, if there should have been
+        self._cut_off: str | None = None  # why the answer is incomplete, if it is
         self.response: dict[str, Any] | None = None
 
     def start(self) -> bytes:
@@ -512,7 +512,7 @@ class ResponseAnswer:
         return b"".join(self._delta(delta) for delta in step.deltas)
 
     def end(self, usage: Usage) -> bytes:
-        """Return the events that close whatever is open, and the one that closes the response."""
+        """Return the events that close the open item and the response."""
         self._usage = usage
         opened = b"" if self._items else self._open("message")
         if self._space and self._calls < 0:
@@ -529,7 +529,7 @@ class ResponseAnswer:
         return opened + self._event("response.failed", response=self._state("failed", error))
 
     def _state(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
-        """Return the object as far as it has come. Its `error` is the one that every error of this server has."""
+        """Return the response object as it is now. Its `error` has the shape of all our errors."""
         return {
             **self._as_asked,
             "status": status,

@@ -1,8 +1,8 @@
-"""What the bodies, queries and answers of several endpoints share.
+"""Types and checks that bodies, queries and answers of several endpoints share.
 
-Types of bodies are strict, numbers bounded, unknown fields ignored, since real clients send many; fields that would
-reach into the engine are refused by name. A check takes the value as it was sent and returns it as the schema keeps
-it, or raises `ValueError` with a sentence that follows the field's name. No message repeats a value.
+Types of bodies are strict and numbers bounded. Unknown fields are ignored, since clients send many; fields that would
+set options of the engine are refused by name. A check takes the value as it was sent and returns it as the schema keeps
+it, or raises `ValueError` with words that follow the field's name. No message repeats a value.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from server.validation import iso, spelled
 
 Iso = Annotated[str | None, BeforeValidator(iso)]
 _T = TypeVar("_T")
-MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
+MAX_MESSAGES = 4096  # the most for the setting, too: each may be a finding of pydantic
 INT64_MAX = 2**63 - 1
 MOST_TOOLS = 512  # agents with several MCP servers send over 128
-MAX_TOKENS = 2**18  # each is looked at; no context is longer
+MAX_TOKENS = 2**18  # each is checked; no context is longer
 
 
 def refused(sentence: str, when: Callable[[Any], bool] = lambda value: value is not None) -> Callable[[Any], Any]:
-    """Make a check that lets through what `when` does not hold for."""
+    """Return a check that raises `ValueError` for a value for which `when` holds."""
 
     def check(value: Any) -> Any:
         if when(value):
@@ -34,7 +34,7 @@ def refused(sentence: str, when: Callable[[Any], bool] = lambda value: value is 
 
 
 def text_or_array(of: str = "") -> BeforeValidator:
-    """Tell the two apart before the union does, so that an error names the part and not a branch."""
+    """Return a check for a union of both, so that an error names the part and not a branch of the union."""
     return BeforeValidator(
         refused(f"must be a string or an array{of}", lambda value: not isinstance(value, (str, list)))
     )
@@ -51,7 +51,7 @@ def stop_texts(value: Any) -> Any:
 
 
 def _labels(value: Any) -> Any:
-    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
+    """Check all entries together, so that no error names a key: the client chose it."""
     if (
         not isinstance(value, dict)
         or len(value) > 16
@@ -65,7 +65,7 @@ def _labels(value: Any) -> Any:
 
 
 def texts_or_token_ids(value: Any, most: int, most_ids: int) -> Any:
-    """One text, one array of token ids, or an array of either; told apart by hand, so that no error names a branch."""
+    """Check a text, an array of token ids, or an array of either. Not a union: no error names a branch."""
     one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
     given = [value] if one else value
     if not isinstance(given, list) or not 1 <= len(given) <= most:
@@ -126,7 +126,7 @@ class Strict(BaseModel):
 
 
 class ModelBody(Strict):
-    """A body that names a model, and in which no field of the engine's own may be set."""
+    """A body that names a model. Fields that would set options of the engine are refused."""
 
     model: ShortText
     """An id from `GET /v1/models`."""
@@ -142,17 +142,17 @@ class ModelBody(Strict):
 
 
 class Asked(BaseModel):
-    """What stands behind the `?` of an address. What is not known there is refused."""
+    """The query of an address. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Shown(BaseModel, from_attributes=True, use_attribute_docstrings=True):
-    """Part of an answer, made of an object of ours with `model_validate`."""
+    """Part of an answer; `model_validate` makes it from an object of ours."""
 
 
 class LimitsInForce(Shown):
-    """Of a key its own limits where it has any, else its tier's; of a tier its keys'. null: no limit; 0: nothing."""
+    """Limits of a key: its own, else its tier's. Limits of a tier: those of its keys. null: no limit; 0: nothing."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -162,20 +162,20 @@ class LimitsInForce(Shown):
 
 
 def _in_order(scopes: Collection[str]) -> list[str]:
-    from server.store.keys import SCOPES  # `hearth voices` needs no database
+    from server.store.keys import SCOPES  # not at the top: `hearth voices` imports this file and needs no database
 
     return [scope for scope in SCOPES if scope in scopes]
 
 
 class AnyKey(Shown):
-    """What every view of a key shows: never its text."""
+    """The fields that every view of a key shows; never its secret."""
 
     public_id: str
     name: str
     tier: str
     scopes: Annotated[list[str], BeforeValidator(_in_order)]
     models: list[str] | None
-    """null: all of the tier."""
+    """null: all models of the tier."""
     created_at: Iso
     expires_at: Iso
 
@@ -201,13 +201,13 @@ class Model(Shown):
     max_output_tokens: int | None
     sizes: list[str] | None
     dimensions: int | None
-    """Numbers in a vector."""
+    """The length of its vectors."""
     max_input_tokens: int | None
-    """Of one input to a model for embeddings or reranking."""
+    """The most tokens of one input, for embeddings or reranking."""
     parent: str | None
-    """Of an adapter: the model that it is put on."""
+    """The base model of an adapter."""
     running: int
-    """Sequences, images or texts at work."""
+    """Sequences, images or texts that run."""
     waiting: int
     """Requests that wait for their turn, or for the model to be loaded."""
     description: str

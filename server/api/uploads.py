@@ -1,6 +1,6 @@
 """Reads an uploaded file, `multipart/form-data`, straight to the disk: a few MiB of it are in memory at a time.
 
-Starlette's own way would spool it in the folder for temporary files, which in a container is memory.
+Starlette would write it to the folder for temporary files, which may be in memory in a container.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from server.http.disconnect import cut_off_as_error
 from server.http.protocol import header_of
 
 _AT_A_TIME_BYTES = 2**20  # parsed and written in one go, beside the event loop
-# Of all files together. At the speed of a local disk they would take a core, and others' answers twice as long.
+# Of all uploads together. At the speed of a local disk they would use a core, and double the time of other answers.
 _BYTES_PER_SECOND = 100e6
-_CATCH_UP_SECONDS = 0.05  # what was waited for its bytes counts
+_CATCH_UP_SECONDS = 0.05  # a pause in the upload counts for up to this time
 _MOST_SECONDS = 4 * 3600.0
 _MOST_FIELDS = 16
 _MOST_FIELD_BYTES = 4096
-_AROUND_BYTES = 64 * 2**10  # what may stand around a file: other fields, and the heads of all
+_AROUND_BYTES = 64 * 2**10  # of a body beside its file: other fields, and the headers of all parts
 
 
 @dataclass(slots=True)
 class Upload:
-    """What came: the fields, and the file's bytes in `writer`, which its owner commits or discards."""
+    """The fields of an upload, and the file in `writer`, which the caller commits or discards."""
 
     writer: FileWriter
     fields: dict[str, list[str]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Upload:
 
     @property
     def last(self) -> dict[str, str]:
-        """The fields, of those that came more than once the last."""
+        """The fields; of one that was sent several times, the last."""
         return {name: values[-1] for name, values in self.fields.items()}
 
 
@@ -45,10 +45,10 @@ async def read_upload(
 ) -> Upload:
     """Read a body with one file in the field `file`, of at most `most_bytes`, which is `setting`'s value.
 
-    The key may keep `left_bytes` more. `paced`: not faster than those of others allow.
+    The key may store `left_bytes` more. `paced`: all paced uploads together are limited to `_BYTES_PER_SECOND`.
 
-    Raises `ApiError`, 413 for too large a file, 429 where the key has no room for it and 507 where the disk has none;
-    nothing is left on the disk then.
+    Raises `ApiError`: 413 for too large a file, 429 if it exceeds `left_bytes`, 507 if the disk is full. Then nothing
+    is left on the disk.
     """
     boundary = boundary_of(request.scope)
     declared = int(header_of(request.scope, b"content-length") or 0) - _AROUND_BYTES
@@ -79,26 +79,26 @@ def disk_full() -> ApiError:
 
 
 def key_full() -> ApiError:
-    sentence = "The files of your key take as much as they may together. Delete some (DELETE /v1/files/{id})."
+    sentence = "The files of your key have reached their limit together. Delete some (DELETE /v1/files/{id})."
     return ApiError(429, "insufficient_quota", sentence, param="file", headers={"x-should-retry": "false"})
 
 
 class _Pace:
-    """Lets `_BYTES_PER_SECOND` through, whoever waits; a client that sends more is held up by TCP."""
+    """Limits all uploads together to `_BYTES_PER_SECOND`; TCP slows down a client that sends more."""
 
     _free_at = 0.0
 
     async def wait(self, size: int) -> None:
         now = time.monotonic()
         self._free_at = max(self._free_at, now - _CATCH_UP_SECONDS) + size / _BYTES_PER_SECOND
-        await asyncio.sleep(self._free_at - now)  # below 0: only lets others go first
+        await asyncio.sleep(self._free_at - now)  # 0 or less: only yields to other tasks
 
 
 _pace = _Pace()
 
 
 async def _read(request: Request, folder: Folder, form: "_Form", *, paced: bool) -> None:
-    """Read all of it; what comes after an error is dropped, so that the client reads the answer."""
+    """Read the whole body; after an error the rest is dropped, so that the client reads the answer."""
     failure: Exception | None = None
     dropped = 0
     async for piece in _pieces(request):
@@ -150,27 +150,27 @@ class _Form(FormReader):
         self._came = 0
         self._most_bytes = most_bytes
         self._upload = upload
-        self._name: str | None = None  # of the part that is being read; None: of one that nobody asked for
+        self._name: str | None = None  # of the current part; None: an unexpected file
         self._is_file = False
         self._field = bytearray()
 
     @property
     def size(self) -> int:
-        """Bytes of the file, or of the body without what may stand around it: whichever is more."""
+        """Bytes of the file, or of the body less `_AROUND_BYTES`: whichever is more."""
         return max(self._upload.writer.bytes, self._came - _AROUND_BYTES)
 
     @property
     def full(self) -> bool:
-        """Whether more has come than there may."""
+        """Whether the size is above the limit."""
         return self.size > self._most_bytes
 
     def take_now(self, piece: bytes) -> None:
-        """Parse a piece, and write what of it is the file's. Raises `ApiError` and OSError."""
+        """Parse a piece, and write the file's part of it. Raises `ApiError` and OSError."""
         self._came += len(piece)
         self.feed(piece)
 
     def check(self, refusal: ApiError | None) -> None:
-        """Raise `ApiError` unless all of it has come, with a file that is not refused."""
+        """Raise `refusal`, if any, or `ApiError` 400 if the form is incomplete or has no file."""
         if refusal is not None:
             raise refusal
         self.check_end()
@@ -204,6 +204,6 @@ class _Form(FormReader):
 
 
 def _shown(name: bytes) -> str:
-    """Return a file's name as it is shown to its owner, and used for nothing else."""
+    """Return a file's name, printable and cut. It is only shown to its owner."""
     text = "".join(letter for letter in name.decode("utf-8", "replace") if letter.isprintable())
     return text[-255:] or "file"
