@@ -63,7 +63,7 @@ def show(batch: BatchId, *, url: Url = None, data_dir: DataDir = None, as_json: 
 
 @app.command()
 def cancel(batch: BatchId, *, url: Url = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """End a batch. Answers that are there by then are kept."""
+    """Cancel a batch. The answers that it has by then are kept."""
     with _Server.open(url, data_dir) as server:
         found = server.send("POST", f"/batches/{batch}/cancel")
     tell(found, f"{found['id']} is {found['status']}.", as_json=as_json)

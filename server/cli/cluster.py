@@ -90,11 +90,11 @@ def deploy(
     ] = False,
     address: _Address = "auto",
 ) -> None:
-    """Serve what models.yaml says. Where something is served already, roles whose models are others are replaced.
+    """Serve the models of models.yaml. If the cluster already serves, replace only roles whose models have changed.
 
-    Replica by replica; waits until it is healthy.
+    Replaces one replica at a time, and waits until all are healthy.
 
-    Exit code 1: the new replicas did not become healthy. Those of before go on, where a role has several.
+    Exit code 1: the new replicas did not become healthy. In a role with several, the old ones go on serving.
     """
     from engine.config import load_config
     from server.settings import load_settings

@@ -71,7 +71,7 @@ def create(  # noqa: PLR0913 - one argument per option
     tier: Annotated[str | None, typer.Option(help="A tier of models.yaml; it decides models and limits.")] = None,
     from_: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE.csv", help="A key for each row: columns name, tier, and other options."),
+        typer.Option("--from", metavar="FILE.csv", help="Make a key for each row; columns: name, tier, other options."),
     ] = None,
     scope: Annotated[
         list[str] | None, typer.Option(help=f"Its scopes: {', '.join(SCOPES)}. Default: all but metrics and admin.")

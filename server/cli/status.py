@@ -282,7 +282,7 @@ def _settled(data_dir: Path, changed: set[str]) -> bool:
 def requests(
     *,
     refused: Annotated[  # noqa: ARG001  # over HTTP it has to be said
-        bool, typer.Option("--refused", help="The default: no others are kept.")
+        bool, typer.Option("--refused", help="Has no effect: only these are kept.")
     ] = True,
     since: Annotated[str, typer.Option(help="Start: 1h (also m, d, w), 2026-11-21.")] = "1h",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number, newest first.")] = 100,
@@ -292,8 +292,8 @@ def requests(
     """Show the latest requests that were refused or failed.
 
     The server keeps the last 1,000, until it is restarted; logs/access.jsonl has a line for each request.
-    `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours.
-    `model` may be one that the key may not use.
+    Of what clients send, it has only `path`, escaped and cut, and `field`, if the API knows it. `model` may be one that
+    the key may not use.
     """
     start = read_time("--since", since, past, datetime.now(UTC))
     folder = load_settings(data_dir=data_dir).data_dir

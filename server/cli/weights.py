@@ -181,7 +181,7 @@ def export_command(
 def import_command(
     directory: Annotated[Path, typer.Argument(help="Output of `hearth weights export`, or one folder of it.")],
     *,
-    folder: Annotated[str | None, typer.Option("--as", help="New name, if one is imported. Default: its own.")] = None,
+    folder: Annotated[str | None, typer.Option("--as", help="New name, for one folder. Default: its own.")] = None,
     weights_dir: WeightsDir = None,
     as_json: AsJson = False,
 ) -> None:
