@@ -81,7 +81,7 @@ JSON_SCHEMA = {"type": "json_schema", "name": "x"}
         *each("top_p", [0, CANARY]),
         *each("tools", [[{"type": 5}]], "tools[0].type"),
         *each("tools", [[CANARY]], "tools[0]"),
-        *each("tools", [CANARY, [TOOLS[0]] * 200]),
+        *each("tools", [CANARY, [TOOLS[0]] * 513]),
         *each("tools", [[{"type": "function"}]], "tools[0].name", FIELD),
         *each(
             "tools",

@@ -61,13 +61,14 @@ async def main(family: str, folder: Path) -> None:
     said: dict[str, Any] = {"loss": loss, "error": engine.health()[0].error}
     try:
         if said["error"] is None:
-            said |= await _asked(engine, family)
+            added = json.loads((folder / "own" / "tokenizer.json").read_text())["added_tokens"]
+            said |= await _asked(engine, family, {str(each["id"]): -100.0 for each in added if each["special"]})
     finally:
         await engine.stop()
     sys.stdout.write(json.dumps(said) + "\n")
 
 
-async def _asked(engine: Engine, family: str) -> dict[str, Any]:
+async def _asked(engine: Engine, family: str, no_marks: dict[str, float]) -> dict[str, Any]:
     known = FAMILIES[family]
     answers = [[await _answer(engine, one, whole=whole) for whole in (True, False)] for one in known.conversations]
     (info,) = engine.models()
@@ -77,7 +78,9 @@ async def _asked(engine: Engine, family: str) -> dict[str, Any]:
         asked = _request(known.conversations[1])
         forced = replace(asked, tools=FORCED, tool_choice="required", max_tokens=200)
         said["forced"] = [await _read(engine, replace(forced, whole=whole)) for whole in (True, False)]
-    said["token_seconds"] = [await _cost(engine, _request(known.conversations[0]), *one) for one in COSTS.items()]
+    # Marks have no text, and tokenizers decodes all of them again with each that follows.
+    going_on = replace(_request(known.conversations[0]), ignore_eos=True, logit_bias=no_marks)
+    said["token_seconds"] = [await _cost(engine, going_on, *one) for one in COSTS.items()]
     return said
 
 
@@ -126,7 +129,7 @@ async def _cost(engine: Engine, request: ChatRequest, tokens: int, answers: int)
     """Return seconds of this process (the API's) for each token of answers that go on and on."""
     seconds, made = 0.0, 0
     for _ in range(answers):
-        asked = replace(request, request_id=_new_id(), max_tokens=tokens, ignore_eos=True)
+        asked = replace(request, request_id=_new_id(), max_tokens=tokens)
         stream = await engine.chat(asked, TokenStream())
         begun = time.process_time()
         steps: list[ChatStep] = [step async for step in stream]
