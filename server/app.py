@@ -1,6 +1,7 @@
 """Makes the app: routes, middleware, errors, and the objects that live as long as the server does."""
 
 import asyncio
+import importlib.metadata
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -108,7 +109,7 @@ def create_app(settings: Settings, config: Config, place: Place = Place()) -> He
     """Make the app. Its lifespan opens the store and starts the engine; `app.state` holds both from then on."""
     app = HearthApp(
         title="Hearth",
-        version="1.0.0",
+        version=importlib.metadata.version("hearth-inference"),
         lifespan=partial(_lifespan, config),
         docs_url=None,
         redoc_url=None,

@@ -278,7 +278,7 @@ def _is_divided(nvml: Any, device: Any) -> bool:
 
 
 def _visible(uuids: Sequence[str]) -> list[int]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names; like CUDA, stop at the first entry that names none."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; like CUDA, stop at the first that names none, or one again."""
     if _ALLOWED_GPUS is None:
         return list(range(len(uuids)))
     found: list[int] = []
@@ -286,7 +286,7 @@ def _visible(uuids: Sequence[str]) -> list[int]:
         named = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
         if entry.isdecimal() and int(entry) < len(uuids):
             named = [int(entry)]
-        if len(named) != 1:
+        if len(named) != 1 or named[0] in found:
             break
         found += named
     return found

@@ -122,7 +122,8 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
     parts: list[bytes] = []
     size = 0
     paused = f"No byte of the file came for {BODY_PAUSE_SECONDS:.0f} s. Send it again."
-    async for part in receive_body(request, _MOST_SECONDS, paused=paused, late=paused):
+    late = f"The file did not come within {_MOST_SECONDS / 3600:.0f} hours. Send it in several smaller ones."
+    async for part in receive_body(request, _MOST_SECONDS, paused=paused, late=late):
         parts.append(part)
         size += len(part)
         if size >= _AT_A_TIME_BYTES:

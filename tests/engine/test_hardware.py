@@ -104,7 +104,7 @@ def test_memory_is_what_the_control_groups_leave_for_this_process_and_for_a_serv
 
 @pytest.mark.parametrize(
     ("visible", "indices"),
-    [(None, [0, 1]), ("", []), ("1", [1]), ("1,0", [1, 0]), ("GPU-1", [1]), ("0,7,1", [0]), ("-1", [])],
+    [(None, [0, 1]), ("", []), ("1", [1]), ("1,0", [1, 0]), ("GPU-1", [1]), ("0,7,1", [0]), ("1,1,0", [1]), ("-1", [])],
 )
 def test_gpus_are_read_with_who_holds_them_and_cuda_visible_devices_is_heeded(tmp_path: Path, visible, indices):
     (tmp_path / "pynvml.py").write_text(FAKE_NVML)

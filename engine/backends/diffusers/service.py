@@ -132,8 +132,10 @@ class ImageService(Service):
                 "The device ran out of memory while making this image. Try again; if it happens again, ask the "
                 "administrator to lower max_batch or render_size of the model.",
             )
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        else:
+            return
+        if torch.cuda.is_available():  # the error has held the step's tensors until now
+            torch.cuda.empty_cache()
 
     def _max_batch(self, running: Running) -> int:
         return max(1, self._profile.max_batch.of(running.job.size) // running.job.weight)
