@@ -52,6 +52,7 @@ _RoleModels = Annotated[
     tuple[str, ...], Field(strict=False, json_schema_extra={"uniqueItems": True}), AfterValidator(each_once)
 ]
 _Count = Annotated[int, Field(ge=1, le=1024)]
+_Resource = Annotated[str, matching(r"^[a-z0-9_-]+$", 64, "a name of small letters, digits, `_` and `-`")]
 
 
 class ConfigError(LoadError):
@@ -116,9 +117,7 @@ class RoleSpec(Spec):
     """How many, or `min` and `max` between which their number follows the requests that run and wait."""
     replicas_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """At most so many on one machine. null: 1 of a role without GPUs, else as many as there are GPUs for."""
-    resource: Annotated[str, matching(r"^[a-z0-9_-]+$", 64, "a name of small letters, digits, `_` and `-`")] | None = (
-        None
-    )
+    resource: _Resource | None = None
     """Only on machines that were started with it (`hearth cluster up --resources='{"name": 1}'`). null: on any."""
     surge: bool = False
     """At a deploy, start new replicas before old ones end: there must be room for one more."""

@@ -306,7 +306,7 @@ class RequestService(ImageService):
             self._finish(running, pixels)
 
     def _decoded(self, adapter: Adapter, group: list[Running], latents: Any) -> list[NDArray[Any]]:
-        """Decode SDXL's pictures one by one, as its steps do: the pipeline decodes all at once, in 32 bits."""
+        """Decode SDXL's pictures as its steps do, one by one: the pipeline would do so in 32 bits."""
         with torch.inference_mode():
             pictures = [adapter.decode(one[None], running.edge) for running, one in zip(group, latents, strict=True)]
         self._pipe.maybe_free_model_hooks()

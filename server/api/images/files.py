@@ -158,7 +158,7 @@ class ImageFiles:
         newest = self.clock() - _PART_SECONDS if self.shared else math.inf  # what others are writing is younger
         for file in self.path.glob(f"*{_PART}"):
             with suppress(FileNotFoundError):
-                if _NAME.fullmatch(file.name.strip(".").removesuffix(_PART)) and file.stat().st_mtime <= newest:
+                if _NAME.fullmatch(file.name.removeprefix(".").removesuffix(_PART)) and file.stat().st_mtime <= newest:
                     file.unlink()
 
     def _write_now(self, name: str, data: bytes) -> None:
