@@ -173,21 +173,26 @@ class Stream(Generic[T]):
 class TokenStream(Stream[ChatStep]):
     """The steps of one chat answer. `usage` counts all that was made, read or not; `last` is the newest step.
 
-    `clamped` says that an answer may have fewer tokens than the request allows. It is set before dispatch.
+    `clamped` says that an answer may have fewer tokens than the request allows. It is set before dispatch. `so_far` is
+    what an answer that comes whole has used, without its steps.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.last: ChatStep | None = None
         self.clamped = False
+        self.so_far: Callable[[], Usage] | None = None
 
     @property
     def usage(self) -> Usage | None:
+        if self.so_far is not None and (self._error is not None or not self.finished):
+            return self.so_far()
         return None if self.last is None else self.last.usage
 
     @property
     def completion_tokens(self) -> int:
-        return 0 if self.last is None else self.last.usage.completion_tokens
+        used = self.usage
+        return 0 if used is None else used.completion_tokens
 
     def put(self, item: ChatStep) -> None:
         self.last = item

@@ -400,9 +400,7 @@ class _Call:
             return used.prompt_tokens
         if isinstance(self.stream, TokenStream) and self.stream.usage is not None:
             return used.prompt_tokens + used.completion_tokens
-        # The client left an answer that was not streamed: what it used is not known, so nothing is refunded.
-        dispatched = self.stream is not None and self.stream.dispatched_at
-        return int(self.tokens.cost) if self.tokens is not None and dispatched and used.aborted else 0
+        return 0
 
     def _used(self, error: BaseException | None) -> Usage:
         left, stream = isinstance(error, _LEFT), self.stream

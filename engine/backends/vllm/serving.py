@@ -19,6 +19,7 @@ from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.inputs.engine import tokens_input
 from vllm.renderers.chat_utils import ChatTemplateResolutionError
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
@@ -45,7 +46,7 @@ from engine.config.models import ChatEngineSpec
 from engine.errors import LoadError, RequestError, UnavailableError
 from engine.media import Pictures, image_places
 from engine.stream import TokenStream
-from engine.types import ChatRequest, TextRequest, Tokenized
+from engine.types import ChatRequest, TextRequest, Tokenized, Usage
 
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
 _NOT_WITH_GUESSES = ("logit_bias", "min_p")
@@ -363,6 +364,10 @@ class Serving:
             children = [child for core, collector in requests for child in self._registered(core, collector)]
             if state is not None:
                 engine.output_processor.request_states[request_ids[0]].__class__ = state
+            if requests[0][0].sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
+                states = engine.output_processor.request_states
+                made = [states[child.request_id].detokenizer for child in children]
+                stream.so_far = partial(_so_far, sum(len(core.prompt_token_ids) for core, _ in requests), made)
             for child in children:
                 await engine.engine_core.add_request_async(child)
             if stream.finished and len(children) > 1:  # the first has failed while others were sent
@@ -394,6 +399,11 @@ class Serving:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
         return task
+
+
+def _so_far(prompt_tokens: int, made: list[Any]) -> Usage:
+    """Return what is used by answers that vLLM's detokenizers are making."""
+    return Usage(prompt_tokens, sum(each.num_output_tokens() for each in made))
 
 
 def _turn_of(request: ChatRequest | TextRequest) -> str:

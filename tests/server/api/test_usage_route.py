@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +39,12 @@ async def read(http: httpx2.AsyncClient, mine: dict[str, str] | None = None, **p
     return data
 
 
+async def running(http: httpx2.AsyncClient) -> int:
+    """How many requests the model answers now."""
+    models = (await http.get("/v1/models")).json()["data"]
+    return sum(model["running"] for model in models if model["id"] == MODEL)
+
+
 async def test_what_was_used_a_moment_ago_is_counted(server: Server, http: httpx2.AsyncClient):
     key = await new_key(server, http, scopes=["chat", "batch"])
     assert await read(http, key) == []
@@ -61,17 +68,28 @@ async def test_what_was_used_a_moment_ago_is_counted(server: Server, http: httpx
     assert day["start"].endswith("T00:00:00Z")
 
 
-async def test_a_client_that_leaves_is_counted_with_what_it_got(server: Server, http: httpx2.AsyncClient):
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_is_counted_with_what_was_made(
+    server: Server, http: httpx2.AsyncClient, *, stream: bool
+):
     key = await new_key(server, http)
-    body = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
-    async with http.stream("POST", CHAT, json=body, headers=header(key)) as response:
-        await anext(response.aiter_lines())
+    body = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": stream}
+    if stream:
+        async with http.stream("POST", CHAT, json=body, headers=header(key)) as response:
+            await anext(response.aiter_lines())
+    else:
+        answer = asyncio.create_task(http.post(CHAT, json=body, headers=header(key)))
+        while not await running(http):
+            assert not answer.done(), answer.result().text
+        assert (await http.post(CHAT, json=BODY)).status_code == 200  # made beside it, step by step
+        answer.cancel()
     rows: list[dict[str, Any]] = []
     for _ in range(200):
         rows = await read(http, key)
         if rows:
             break
     assert (rows[0]["requests"], rows[0]["aborted"], rows[0]["errors"]) == (1, 1, 0)
+    assert rows[0]["prompt_tokens"] > 0
     assert 0 < rows[0]["completion_tokens"] < 1500
 
 
