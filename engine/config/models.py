@@ -50,6 +50,10 @@ _Repository = Annotated[
 _Revision = Annotated[str, matching(r"^[A-Za-z0-9][A-Za-z0-9_./-]*$", 128, "a commit, tag or branch of the repository")]
 
 
+_Token = Annotated[str, Field(min_length=1, max_length=64)]
+_TEMPLATE = matching(r"\{query\}[\s\S]*\{document\}", 4000, "a text with `{query}`, and `{document}` behind it")
+
+
 class VariantSpec(Spec):
     """One way to serve a model. Sizes are stated here, or measured after the first load (engine/placement)."""
 
@@ -586,6 +590,11 @@ class RerankModelSpec(_PoolingSpec):
     """What the model does."""
     capabilities: Names[Literal["rerank"]]
     """What clients may ask of it."""
+    score_tokens: Annotated[tuple[_Token, ...], Field(strict=False, min_length=1, max_length=2)] | None = None
+    """Of a chat model that was trained to rerank: its tokens for no and yes, whose logits make the score (that of yes
+    less that of no), or the one for yes alone. null: the model has a score of its own."""
+    template: Annotated[str, _TEMPLATE] | None = None
+    """Put around a query and a text; has `{query}`, `{document}` behind it. null: the tokenizer's marks of a pair."""
 
 
 class TranscriptionEngineSpec(AuxiliaryEngineSpec):

@@ -12,16 +12,19 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from engine.backends import together
 from engine.backends.vllm.engine import WARM_UP, Launch, VllmAuxiliary, auxiliary_arguments, starting
 from engine.backends.vllm.processes import EngineWatch
-from engine.config import EmbeddingModelSpec, PoolingModelSpec
+from engine.config import EmbeddingModelSpec, PoolingModelSpec, RerankModelSpec
+from engine.config.yaml import shown
 from engine.errors import ContextLengthError, GenerationError, LoadError, RequestError
 from engine.stream import PoolingStream, Stream
 from engine.types import EmbeddingRequest, Pooled, PoolingRequest, RerankRequest, Urgency
 from engine.weights.layouts import VectorLayout, check_pooling_folder, read_layout
+from engine.weights.safety import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,15 +46,34 @@ class Input:
 
 
 class Inputs:
-    """Makes the inputs of one model. `check_ids` raises `RequestError` for tokens that the model does not have."""
+    """Makes the inputs of one model. `check_ids` raises `RequestError` for tokens that the model does not have.
 
-    def __init__(self, tokenizer: Any, longest: int, check_ids: Callable[[Sequence[int], str], None]) -> None:
+    `template` is put around a query and a text; None: the tokenizer marks pairs. Raises `LoadError` if it is too long.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        longest: int,
+        check_ids: Callable[[Sequence[int], str], None],
+        template: str | None = None,
+    ) -> None:
         self._tokenizer, self._longest, self._check_ids = tokenizer, longest, check_ids
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         alone = tokenizer.encode("a", add_special_tokens=False)
         marked = tokenizer.encode("a")  # this call also clears a length limit from the tokenizer's file
         at = next(at for at in range(len(marked)) if marked[at : at + len(alone)] == alone)
         self._ending = marked[at + len(alone) :]
+        self._around: tuple[str, str, str] | None = None
+        self._longest_query = longest // 2
+        if template is not None:
+            before, _, rest = template.partition("{query}")
+            between, _, after = rest.partition("{document}")
+            self._around = before, between, after
+            self._longest_query = (longest - len(tokenizer.encode(before + between + after))) // 2
+            if self._longest_query < 1:
+                raise LoadError("`template` in models.yaml has more tokens than an input may have. Shorten it.")
+            self._ending = tokenizer.encode(after, add_special_tokens=False) + self._ending
 
     def of_texts(self, given: Sequence[str | Sequence[int]], prefix: str, *, truncate: bool) -> list[Input]:
         """Return the inputs of texts, with `prefix` before each, and of token ids, which are taken as they are.
@@ -72,10 +94,10 @@ class Inputs:
 
     def of_pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[Input]:
         """Return the inputs of a query with each document; of one that is too long the document may be cut."""
-        half = self._longest // 2
-        if len(query) > half * _CHARACTERS or len(self._tokenizer.encode(query)) > half:
+        most = self._longest_query
+        if len(query) > most * _CHARACTERS or len(self._tokenizer.encode(query)) > most:
             raise ContextLengthError(
-                f"This model's maximum context length is {self._longest} tokens, and a query may take half of it. "
+                f"This model's maximum context length is {self._longest} tokens, and a query may have {most} of them. "
                 "Shorten the query.",
                 param="query",
             )
@@ -94,9 +116,16 @@ class Inputs:
         for end, row in enumerate(zip(*columns, strict=True), 1):
             characters += sum(map(len, row))
             if characters >= _READ_CHARACTERS or end == len(columns[0]):
-                read = self._tokenizer(*(column[begin:end] for column in columns))
+                read = self._tokenizer(*self._marked([column[begin:end] for column in columns]))
                 yield from zip(read["input_ids"], read.get("token_type_ids") or [[]] * (end - begin), strict=True)
                 begin, characters = end, 0
+
+    def _marked(self, columns: list[Sequence[str]]) -> list[Sequence[str]]:
+        """Return pairs as texts in the template, if there is one."""
+        if self._around is None or len(columns) < 2:
+            return columns
+        before, between, after = self._around
+        return [[before + query + between + text + after for query, text in zip(*columns, strict=True)]]
 
     def _clipped(self, text: str, field: str, *, truncate: bool) -> str:
         most = self._longest * _CHARACTERS
@@ -144,8 +173,8 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
     @classmethod
     async def load(cls, launch: Launch[PoolingModelSpec]) -> Self:
         """Start the engine, check what it is for, and answer one input. Raises like `starting`."""
-        layout, longest, saved_in = await asyncio.to_thread(_read_folder, launch)
-        arguments = partial(pooling_arguments, launch, layout, longest, saved_in)
+        folder = await asyncio.to_thread(_Folder.read, launch)
+        layout, arguments = folder.layout, partial(pooling_arguments, launch, folder)
         async with starting(launch, arguments) as (engine, watch):
             task = "classify" if layout is None else "embed"
             labels = getattr(engine.model_config.hf_config, "num_labels", None)
@@ -155,7 +184,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
                     f"{launch.spec.id}: this model does not make {made}. Use another one, or name its `task` in "
                     "models.yaml."
                 )
-            model = cls(engine, await asyncio.to_thread(_inputs_of, engine), launch, watch, layout)
+            model = cls(engine, await asyncio.to_thread(_inputs_of, engine, launch.spec), launch, watch, layout)
             launch.report("answering a first input", 0.9)
             await model._warm_up()
             model.give_way_to_chat()
@@ -288,36 +317,79 @@ def numbers_of(made: Tensor, dimensions: int | None, *, normalised: bool) -> arr
     return numbers
 
 
-def _inputs_of(engine: Any) -> Inputs:
+def _inputs_of(engine: Any, spec: PoolingModelSpec) -> Inputs:
     """Block for seconds: import here what requests would otherwise import on the event loop."""
     for name in ("vllm.inputs.engine", "vllm.pooling_params", "engine.backends.vllm.outputs"):
         importlib.import_module(name)
     from engine.backends.vllm.request import check_tokens
 
-    return Inputs(engine.renderer.tokenizer, engine.model_config.max_model_len, partial(check_tokens, engine))
+    template = spec.template if isinstance(spec, RerankModelSpec) else None
+    longest = engine.model_config.max_model_len
+    return Inputs(engine.renderer.tokenizer, longest, partial(check_tokens, engine), template)
 
 
-def _read_folder(launch: Launch[PoolingModelSpec]) -> tuple[VectorLayout | None, int | None, str | None]:
-    """Blocking. Return how the folder makes vectors (None: scores), its longest input and its number format."""
-    spec = launch.spec
-    longest, saved_in = check_pooling_folder(launch.weights)
-    layout = read_layout(launch.weights, spec.pooling) if isinstance(spec, EmbeddingModelSpec) else None
-    return layout, longest, saved_in
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """How a folder makes vectors (None: scores), its longest input, its number format, and what vLLM has to read in it.
+
+    `overrides` are of its config.json: they make a chat model that was trained to rerank one that vLLM has score.
+    """
+
+    layout: VectorLayout | None
+    longest: int | None
+    saved_in: str | None
+    overrides: dict[str, Any]
+
+    @classmethod
+    def read(cls, launch: Launch[PoolingModelSpec]) -> Self:
+        """Blocking. Raises `LoadError`."""
+        spec = launch.spec
+        longest, saved_in = check_pooling_folder(launch.weights)
+        if isinstance(spec, EmbeddingModelSpec):
+            return cls(read_layout(launch.weights, spec.pooling), longest, saved_in, {})
+        return cls(None, longest, saved_in, _scored(launch.weights, spec))
 
 
-def pooling_arguments(
-    launch: Launch[PoolingModelSpec], layout: VectorLayout | None, longest: int | None, saved_in: str | None
-) -> dict[str, Any]:
+def _scored(folder: Path, spec: RerankModelSpec) -> dict[str, Any]:
+    """Return what makes vLLM score with a chat model's logits; nothing for a model that has a score of its own.
+
+    Source: vLLM's `SequenceClassificationConfig`.
+    """
+    named = read_object(folder / "config.json").get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    if not architecture.endswith("ForCausalLM"):
+        return {}
+    if spec.score_tokens is None:
+        raise LoadError(
+            f"{spec.id}: {folder.name} is a chat model. Of one that was trained to rerank, like Qwen3-Reranker, write "
+            "`score_tokens` and `template` in models.yaml (docs/own-models.md); use another model otherwise."
+        )
+    from vllm.tokenizers import get_tokenizer
+
+    tokenizer = get_tokenizer(str(folder))
+    for token in spec.score_tokens:
+        if token not in tokenizer.get_vocab():
+            raise LoadError(f"{spec.id}: {folder.name} has no token {shown(token)} (`score_tokens` in models.yaml).")
+    return {
+        "architectures": [architecture.removesuffix("ForCausalLM") + "ForSequenceClassification"],
+        "classifier_from_token": list(spec.score_tokens),
+        "method": "from_2_way_softmax" if len(spec.score_tokens) == 2 else "no_post_processing",
+    }
+
+
+def pooling_arguments(launch: Launch[PoolingModelSpec], folder: _Folder) -> dict[str, Any]:
     from vllm.config import PoolerConfig
 
-    engine = launch.spec.engine
+    engine, layout = launch.spec.engine, folder.layout
     pooler = PoolerConfig(task="classify")
     if layout is not None:
         kind: Any = layout.pooling.upper()
         pooler = PoolerConfig(task="embed", seq_pooling_type=kind, use_activation=layout.normalised)
+    longest = [each for each in (engine.max_input_tokens, folder.longest) if each is not None]
     return {
-        **auxiliary_arguments(launch, saved_in),
+        **auxiliary_arguments(launch, folder.saved_in),
         "runner": "pooling",
         "pooler_config": pooler,
-        "max_model_len": min((each for each in (engine.max_input_tokens, longest) if each is not None), default=None),
+        "max_model_len": min(longest, default=None),
+        "hf_overrides": folder.overrides,
     }

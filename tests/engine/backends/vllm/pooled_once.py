@@ -6,6 +6,7 @@ What they make of texts, by our own engine on the CPU, is compared with transfor
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from engine.types import EmbeddingRequest, RerankRequest
 
 TEXTS = ("Paris is the capital of France.", "Bananas are yellow.", "A week has seven days, and so does this one.")
 QUERY = "What is the capital of France?"
+TEMPLATE = "<start>Judge: {query}? Of {document} say:<end>"
 WIDTH = 64
 
 
-def make_embedder(folder: Path) -> None:
-    """Qwen3-Embedding's: a Qwen3 whose last token, which is an end, makes the vector."""
-    tokenizer = _tokenizer("$A <end>")
+def make_qwen3(folder: Path, single: str) -> None:
+    """Qwen3-Reranker's: a chat model. `single` is what the tokenizer puts around a text."""
+    tokenizer = _tokenizer(single)
     config = transformers.Qwen3Config(
         hidden_size=WIDTH,
         intermediate_size=128,
@@ -39,6 +41,11 @@ def make_embedder(folder: Path) -> None:
     )
     transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def make_embedder(folder: Path) -> None:
+    """Qwen3-Embedding's: a Qwen3 whose last token, which is an end, makes the vector."""
+    make_qwen3(folder, "$A <end>")
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
         {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -97,15 +104,32 @@ def own_scores(folder: Path) -> torch.Tensor:
         return torch.stack([model(**tokenizer(QUERY, text, return_tensors="pt")).logits[0, 0] for text in TEXTS])
 
 
+def own_judgement(folder: Path, *, negative: bool) -> torch.Tensor:
+    """The logit of y as what comes next, less that of n if it counts."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = [TEMPLATE.format(query=QUERY, document=text) for text in TEXTS]
+    with torch.no_grad():
+        logits = torch.stack([model(**tokenizer(each, return_tensors="pt")).logits[0, -1] for each in prompts])
+    yes, no = (logits[:, tokenizer.convert_tokens_to_ids(letter)] for letter in "yn")
+    return yes - no if negative else yes
+
+
 async def main(folder: Path) -> None:
     """Make, load, ask, compare, end."""
     torch.manual_seed(3)
     make_embedder(folder / "embedder")
     make_reranker(folder / "reranker")
+    make_qwen3(folder / "judge", "$A")
+    judge = "task: rerank, tier: t, capabilities: [rerank], weights: judge"
     (folder / "models.yaml").write_text(
         "models:\n"
         "  vectors: {task: embedding, tier: t, capabilities: [embedding], weights: embedder}\n"
         "  ranks: {task: rerank, tier: t, capabilities: [rerank], weights: reranker}\n"
+        f"  judges: {{{judge}, score_tokens: [n, y], template: '{TEMPLATE}'}}\n"
+        f"  judges-by-one: {{{judge}, score_tokens: [y], template: '{TEMPLATE}'}}\n"
+        f"  unlike-a-chat: {{{judge}}}\n"
+        f"  without-that-token: {{{judge}, score_tokens: [no, y]}}\n"
         "tiers:\n  t: {models: [t]}\n"
     )
     engine = Engine(load_config(folder / "models.yaml"), weights_dir=folder)
@@ -113,8 +137,8 @@ async def main(folder: Path) -> None:
     try:
         while any(one.status not in {"ready", "failed"} for one in engine.health()):
             await engine.wait_for_change()
-        said: dict[str, Any] = {"errors": [one.error for one in engine.health() if one.error]}
-        if not said["errors"]:
+        said: dict[str, Any] = {"errors": {one.id: one.error for one in engine.health() if one.error}}
+        if said["errors"].keys() == {"unlike-a-chat", "without-that-token"}:
             asked = EmbeddingRequest(request_id="a", model="vectors", inputs=TEXTS)
             said["vectors"] = _apart(
                 await _read(await engine.embed(asked, PoolingStream())), own_vectors(folder / "embedder")
@@ -122,6 +146,9 @@ async def main(folder: Path) -> None:
             ranked = RerankRequest(request_id="b", model="ranks", query=QUERY, documents=TEXTS)
             scores = await _read(await engine.rerank(ranked, PoolingStream()))
             said["scores"] = _apart(scores[:, 0], own_scores(folder / "reranker"))
+            for name, negative in (("judges", True), ("judges-by-one", False)):
+                scores = await _read(await engine.rerank(replace(ranked, request_id=name, model=name), PoolingStream()))
+                said[name] = _apart(scores[:, 0], own_judgement(folder / "judge", negative=negative))
     finally:
         await engine.stop()
     sys.stdout.write(json.dumps(said) + "\n")

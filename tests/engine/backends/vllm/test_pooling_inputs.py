@@ -11,14 +11,14 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from engine.backends.vllm.pooling import Input, Inputs, numbers_of
-from engine.errors import GenerationError, RequestError
+from engine.errors import GenerationError, LoadError, RequestError
 
 
-def made_for(longest: int) -> Inputs:
+def made_for(longest: int, template: str | None = None) -> Inputs:
     """Inputs of a model whose tokenizer adds nothing to a text."""
-    words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "ask": 2, "of": 3, "say": 4}, unk_token="b"))
     words.pre_tokenizer = Whitespace()
-    return Inputs(PreTrainedTokenizerFast(tokenizer_object=words), longest, lambda *_: None)
+    return Inputs(PreTrainedTokenizerFast(tokenizer_object=words), longest, lambda *_: None, template)
 
 
 def test_a_text_without_a_token_is_named():
@@ -27,6 +27,23 @@ def test_a_text_without_a_token_is_named():
     with pytest.raises(RequestError) as caught:
         inputs.of_texts(["a", " \n"], "", truncate=False)
     assert caught.value.param == "input[1]"
+
+
+def test_a_pair_stands_in_the_template_which_stays_whole_when_the_text_is_cut():
+    inputs = made_for(9, "ask {query} of {document} say say")
+    assert inputs.of_pairs("a a", ["b", "a"], truncate=False) == [
+        Input([2, 0, 0, 3, 1, 4, 4]),
+        Input([2, 0, 0, 3, 0, 4, 4]),
+    ]
+    assert inputs.of_pairs("a a", ["b a b a"], truncate=True) == [Input([2, 0, 0, 3, 1, 0, 1, 4, 4])]
+    with pytest.raises(RequestError) as caught:
+        inputs.of_pairs("a a", ["b a b a"], truncate=False)
+    assert caught.value.param == "documents[0]"
+    with pytest.raises(RequestError, match="a query may have 2 of them") as caught:
+        inputs.of_pairs("a a a", ["b"], truncate=True)
+    assert caught.value.param == "query"
+    with pytest.raises(LoadError, match="Shorten it"):
+        made_for(9, "ask {query} of {document}" + " say" * 6)
 
 
 def test_what_has_too_many_tokens_is_refused_before_all_of_it_is_read():
