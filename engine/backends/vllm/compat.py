@@ -60,7 +60,7 @@ _flashinfer = _patch("flashinfer", "optional", "Without nvcc vLLM may choose ker
 _groups = _patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
 _prompts = _patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
 _fresh = _patch("fresh folders", "optional", "A model in a replaced folder keeps its old tokenizer until a restart.")
-_steps = _patch("text steps", "optional", "A token of plain text costs the server twice the time.")
+_steps = _patch("text steps", "optional", "A token costs the server up to twice the time.")
 
 _ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
 _SERVING = "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat"
@@ -241,6 +241,7 @@ NAMES: tuple[ForeignName, ...] = (
         "new_token_ids pooling_output finish_reason stop_reason",
     ),
     _steps(f"{_OUTPUTS}.RequestState.queue", "our collector"),
+    _steps(f"{_CLIENT}.AsyncMPClient.outputs_queue", "whether newer steps are there"),
     _steps(f"{_OUTPUTS}.OutputProcessor.request_states", "what it knows of each request"),
     _steps(f"{_OUTPUTS}.RequestState.output_kind", "whether each step is wanted, or the last"),
     _steps(f"{_OUTPUTS}.RequestState.num_cached_tokens", "for the usage"),

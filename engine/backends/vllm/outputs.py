@@ -1,14 +1,14 @@
 """Translates what vLLM returns: outputs into steps of a `TokenStream`, exceptions into our errors, counts into metrics.
 
-vLLM puts each output into our `Collector` as soon as it is decoded. For answers of text only, the two objects that
-vLLM makes per token (forty fields) are left out.
+vLLM puts each output into our `Collector` as soon as it is decoded, unless the next one is there already: these are
+joined. For answers of text only, the two objects that vLLM makes per token (forty fields) are left out.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Count
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from engine.errors import EngineError, GenerationError, RequestError, engine_die
 from engine.stream import TokenStream
 from engine.types import ChatDelta, ChatStep, Prompt, PromptToken, TextRequest, TokenLogprob, Usage
 
+_TOKENS_OF_A_WHOLE = 16  # that parsers get at once of an answer which is not streamed
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; vLLM's server writes the same
 _PROMPT_PARAMETERS = {"input_tokens", "input_text", "prompt"}
 _OUR_FIELDS = (
@@ -133,8 +134,22 @@ class Collector:
         self.on_finish()
 
 
-def text_state() -> Any:
-    """Return a `RequestState` of vLLM for one answer of plain text, which puts its steps into our `Collector`."""
+@dataclass(frozen=True, slots=True)
+class States:
+    """Classes that take the place of vLLM's `RequestState`; steps whose successors are there already join these.
+
+    So a server that is behind its engine has less to do, until it is not. vLLM's own server does so, too.
+    """
+
+    text: Any
+    """For one answer of plain text, which puts its steps into our `Collector` itself."""
+    joined: Any
+    whole: Any
+    """For an answer that is parsed and not streamed: its steps are many tokens long."""
+
+
+def request_states(steps_behind: Callable[[], int]) -> States:
+    """Return the classes of one engine. `steps_behind`: how many more of its steps are there already."""
     from vllm.v1.engine.output_processor import RequestState
 
     streams = RequestOutputKind.DELTA
@@ -151,7 +166,7 @@ def text_state() -> Any:
         ) -> None:
             """Put the step into our `Collector`, and return nothing for vLLM to queue."""
             streamed = self.output_kind is streams
-            if finish_reason is None and not streamed:
+            if finish_reason is None and (not streamed or steps_behind()):
                 return
             tokens = self.detokenizer
             delta = ChatDelta(0, tokens.get_next_output_text(finish_reason is not None, streamed))
@@ -164,7 +179,30 @@ def text_state() -> Any:
         def track_weight_version(self, weight_version: str) -> None:
             """Weights do not change while a model is loaded."""
 
-    return TextState
+    class JoinedState(RequestState):  # type: ignore[misc]
+        fewest_tokens = 1
+        held: Sequence[int] = ()
+
+        def make_request_output(
+            self,
+            new_token_ids: list[int],
+            pooling_output: Any,
+            finish_reason: VllmFinishReason | None,
+            *others: Any,
+            **named: Any,
+        ) -> Any:
+            if self.output_kind is streams:
+                new_token_ids = [*self.held, *new_token_ids]
+                self.held = ()
+                if finish_reason is None and (len(new_token_ids) < self.fewest_tokens or steps_behind()):
+                    self.held = new_token_ids
+                    return None
+            return super().make_request_output(new_token_ids, pooling_output, finish_reason, *others, **named)
+
+    class WholeState(JoinedState):
+        fewest_tokens = _TOKENS_OF_A_WHOLE
+
+    return States(TextState, JoinedState, WholeState)
 
 
 class ChatOutputs:

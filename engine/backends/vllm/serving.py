@@ -26,7 +26,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 from engine.admission import SEQUENCE, Admission, ChatTicket, KvGroup, Room
 from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import FairTurns, Grammars
-from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
+from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, request_states
 from engine.backends.vllm.processes import StarterThread
 from engine.backends.vllm.request import (
     TextPrompts,
@@ -156,13 +156,16 @@ class Serving:
         self._text: TextPrompts | None = None
         self.adapters: Mapping[str, Any] = {}
         self._aborts: set[asyncio.Task[None]] = set()
-        self._text_state = text_state() if compat.fits("text steps") else None
+        self._states = None
+        if compat.fits("text steps"):
+            self._states = request_states(engine.engine_core.outputs_queue.qsize)
 
     async def prepare(self) -> None:
         self._text = await TextPrompts.of(self.vllm)
 
     async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
         """Wait for its turn and give it to the core; the answer's steps go into `stream`. Raises `EngineError`s."""
+        is_whole = request.whole
         if self.needs_parser(request) or request.logprobs or image_places(request):
             # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
             # put together at once, would block the event loop for seconds.
@@ -178,9 +181,9 @@ class Serving:
             priority = await ticket.enter(tokens, longest * request.n)
             name = f"chatcmpl-{request.request_id}"
             core = self._core_request(name, priority, vllm_request, inputs, longest, adapter)
-            outputs, state = self._outputs(request, vllm_request, core)
+            outputs, only_text = self._outputs(request, vllm_request, core)
             collector = Collector(stream, outputs.step, errors.translated, stream.finish)
-            await self._start([(core, collector)], stream, state)
+            await self._start([(core, collector)], stream, only_text=only_text, is_whole=is_whole)
 
     async def text(self, request: TextRequest, stream: TokenStream) -> None:
         """Continue plain texts, like `chat`."""
@@ -312,12 +315,12 @@ class Serving:
         defaults, override = self.vllm.default_sampling_params, self.vllm.override_max_tokens
         return get_max_tokens(self.context_length, min(known, default=None), prompt_tokens, defaults, override)
 
-    def _outputs(self, request: ChatRequest, vllm_request: Any, core: Any) -> tuple[ChatOutputs, Any]:
-        """Return what makes steps of vLLM's outputs, and what takes the place of its state of the request, if any."""
+    def _outputs(self, request: ChatRequest, vllm_request: Any, core: Any) -> tuple[ChatOutputs, bool]:
+        """Return what makes steps of vLLM's outputs, and whether these are one answer of nothing but text."""
         field = None if request.tools else _grammar_field(request)
         if not self.needs_parser(request):
             only_text = request.n == 1 and not request.logprobs and vllm_request.structured_outputs is None
-            return ChatOutputs(self.vllm, vllm_request, grammar_field=field), self._text_state if only_text else None
+            return ChatOutputs(self.vllm, vllm_request, grammar_field=field), only_text
         serving, tokenizer = self.vllm, self.vllm.renderer.tokenizer
         kwargs = serving._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
         parsers = [serving._make_parser(vllm_request, tokenizer, kwargs) for _ in range(request.n)]  # noqa: SLF001
@@ -327,7 +330,7 @@ class Serving:
         core.reasoning_ended = reasoning["reasoning_ended"]
         core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
         streams = [CallStream(parser, vllm_request, tokenizer) for parser in parsers]
-        return ChatOutputs(serving, vllm_request, streams, count_reasoning=self.reasons, grammar_field=field), None
+        return ChatOutputs(serving, vllm_request, streams, count_reasoning=self.reasons, grammar_field=field), False
 
     def _adapter(self, request: ChatRequest | TextRequest) -> Any:
         """Return vLLM's request for the adapter that is asked for, if any; where the demo answers, there are none."""
@@ -353,8 +356,15 @@ class Serving:
             core.reasoning_ended = True  # by default a grammar holds from the first token on
         return core
 
-    async def _start(self, requests: list[tuple[Any, Collector]], stream: TokenStream, state: Any = None) -> None:
-        """Give the core what `AsyncLLM.add_request` would. `state`: what takes the place of vLLM's `RequestState`."""
+    async def _start(
+        self,
+        requests: list[tuple[Any, Collector]],
+        stream: TokenStream,
+        *,
+        only_text: bool = False,
+        is_whole: bool = False,
+    ) -> None:
+        """Give the core what `AsyncLLM.add_request` would. `only_text`: it is one answer that nothing has to parse."""
         engine = self._engine
         if engine.errored:
             raise EngineDeadError
@@ -362,12 +372,14 @@ class Serving:
         stream.abort = lambda: self._in_background(engine.abort(request_ids, internal=True))
         try:
             children = [child for core, collector in requests for child in self._registered(core, collector)]
-            if state is not None:
-                engine.output_processor.request_states[request_ids[0]].__class__ = state
+            states = [engine.output_processor.request_states[child.request_id] for child in children]
+            if self._states is not None:
+                of_parsed = self._states.whole if is_whole else self._states.joined
+                for state in states:
+                    state.__class__ = self._states.text if only_text else of_parsed
             if requests[0][0].sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
-                states = engine.output_processor.request_states
-                made = [states[child.request_id].detokenizer for child in children]
-                stream.so_far = partial(_so_far, sum(len(core.prompt_token_ids) for core, _ in requests), made)
+                prompt_tokens = sum(len(core.prompt_token_ids) for core, _ in requests)
+                stream.so_far = partial(_so_far, prompt_tokens, [state.detokenizer for state in states])
             for child in children:
                 await engine.engine_core.add_request_async(child)
             if stream.finished and len(children) > 1:  # the first has failed while others were sent
