@@ -112,7 +112,7 @@ class Server:
         if found := re.search(r"(hk_\S+)", self.log()):
             self.admin_key = Key(found[1])
 
-    def wait_for_line(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, seconds: float = READY_SECONDS) -> re.Match[str]:
         """Return the first match of `pattern` in what the server has printed; fail loudly if it never comes."""
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -131,7 +131,8 @@ class Server:
     def is_ready(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"The server ended with {self.process.returncode}:\n{self.log()}"
-        return httpx2.get(f"{self.root_url}/health/ready", timeout=10).status_code == 200
+        # Long: on a busy machine nothing is answered for 10 s and more while libraries are imported.
+        return httpx2.get(f"{self.root_url}/health/ready", timeout=60).status_code == 200
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send the signal, wait for the end, return the exit code."""
