@@ -1,0 +1,42 @@
+"""Models whose processes stand still for a while, so that a test decides what comes first, and not the machine's load."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx2
+import psutil
+from serving import RunningServer, Server, async_poll_until
+
+
+def model_states(server: Server) -> dict[str, dict[str, Any]]:
+    """What the server says of each model, up to a second old."""
+    assert server.admin_key is not None
+    headers = {"Authorization": f"Bearer {server.admin_key.text}"}
+    found = httpx2.get(f"{server.base_url}/admin/status", headers=headers, timeout=60)
+    return {model["id"]: model for model in found.json()["models"]}
+
+
+async def until_asked(server: Server, model: str, requests: int) -> None:
+    """Until so many of a model's requests, and no more, run or wait."""
+
+    def so_many() -> bool:
+        state = model_states(server)[model]
+        return bool(state["running"] + state["waiting"] == requests)
+
+    await async_poll_until(so_many, 60, describe=lambda: str(model_states(server)[model]))
+
+
+@contextmanager
+def standstill(server: Server, model: str) -> Iterator[None]:
+    """What is asked of this model meanwhile waits; a server that is not ours goes on. Shorter than `stall_seconds`."""
+    pids = [] if isinstance(server, RunningServer) else model_states(server)[model]["pids"]
+    processes = [psutil.Process(pid) for pid in pids]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):  # a test has killed it
+                process.resume()
