@@ -13,6 +13,13 @@ def title(process: psutil.Process) -> str:
         return ""
 
 
+def name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -20,5 +27,5 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def assert_all_gone(processes: Iterable[psutil.Process], seconds: float = 5) -> None:
+def assert_all_gone(processes: Iterable[psutil.Process], seconds: float = 30) -> None:
     poll_until(lambda: not any(alive(process) for process in processes), seconds, describe=lambda: str(processes))
