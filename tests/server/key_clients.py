@@ -10,7 +10,7 @@ from serving import Key, Server
 @asynccontextmanager
 async def client_with(server: Server, key: str) -> AsyncIterator[httpx2.AsyncClient]:
     headers = {"Authorization": f"Bearer {key}"}
-    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=120) as client:
+    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=240) as client:
         yield client
 
 

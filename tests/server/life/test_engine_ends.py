@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def state(server: Server) -> dict[str, Any]:
-    answer = httpx2.get(f"{server.root_url}/health/ready", timeout=10).json()
+    answer = httpx2.get(f"{server.root_url}/health/ready", timeout=60).json()
     return dict(answer["models"]["service-plus"])
 
 
@@ -118,7 +118,7 @@ def test_engines_later_the_server_holds_what_it_held(server: Server, deaths: int
             now[what] <= before[what] + 2 for what in ("descriptors", "threads of ZeroMQ")
         )
 
-    poll_until(as_before, 30, describe=lambda: f"{before} has become {held(server)}")
+    poll_until(as_before, 60, describe=lambda: f"{before} has become {held(server)}")
 
 
 @pytest.mark.parametrize("stopped_first", [False, pytest.param(True, marks=pytest.mark.rounds)])

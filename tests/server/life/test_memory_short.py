@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 GIB = 2**30
 SPARE_BYTES = 100 << 20
-BACK_SECONDS = 60
+BACK_SECONDS = 240
 SAID = "The kernel killed its process for want of memory"
 
 
@@ -63,7 +63,7 @@ def eater(group: MemoryGroup, size_bytes: int) -> Iterator[None]:
 
 
 def model(server: Server) -> dict[str, Any]:
-    return dict(httpx2.get(f"{server.root_url}/health/ready", timeout=10).json()["models"][VOICE_MODEL])
+    return dict(httpx2.get(f"{server.root_url}/health/ready", timeout=60).json()["models"][VOICE_MODEL])
 
 
 def test_the_models_process_is_killed_and_the_server_says_why_and_has_it_back(server: Server, group: MemoryGroup):
@@ -77,26 +77,28 @@ def test_the_models_process_is_killed_and_the_server_says_why_and_has_it_back(se
     ended = threading.Event()
 
     def ask() -> None:
-        with httpx2.Client(base_url=server.root_url, headers=headers, timeout=60) as client:
+        with httpx2.Client(base_url=server.root_url, headers=headers, timeout=240) as client:
             while not ended.is_set():
                 answers.append(client.post(SPEECH, json=HELLO_EMMA))
 
     asking = threading.Thread(target=ask)
     asking.start()
     try:
+        poll_until(lambda: bool(answers), 60, describe=server.log)  # one that is not refused
         group.limit(group.used_bytes + SPARE_BYTES)
         with eater(group, 2 * SPARE_BYTES):
-            poll_until(lambda: not alive(worker), 30, describe=server.log)
-            poll_until(lambda: SAID in server.log(), 5, describe=server.log)
+            poll_until(lambda: not alive(worker), 60, describe=server.log)
+            poll_until(lambda: SAID in server.log(), 60, describe=server.log)
             state = model(server)
-            assert (state["status"], state["restarts"]) == ("loading", 1)
+            assert state["status"] == "loading"
+            assert state["restarts"] >= 1  # a start has just as little
             assert SAID in state["reason"]
         group.limit(6 * GIB)  # a model takes more while it is loaded
         poll_until(server.is_ready, BACK_SECONDS, describe=server.log)
         assert model(server)["reason"] is None
     finally:
         ended.set()
-        asking.join(60)
+        asking.join(240)
     assert Counter(answer.status_code for answer in answers).keys() == {200, 503}
     for answer in answers:
         if answer.status_code == 503:

@@ -14,7 +14,7 @@ from chat_parts import CHAT, assert_error
 from key_clients import client_with
 from serving import Server, async_poll_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 YAML = """\
 models:
@@ -29,7 +29,7 @@ tiers:
   standard: {models: [standard]}
 """
 NAMES = ["service-plus", "service-plus#2"]
-BACK_SECONDS = 120
+BACK_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ async def client(twins: Server) -> AsyncIterator[httpx2.AsyncClient]:
 def model(server: Server) -> dict[str, Any]:
     assert server.admin_key is not None
     key = {"Authorization": f"Bearer {server.admin_key.text}"}
-    (found,) = httpx2.get(f"{server.root_url}/v1/admin/status", headers=key, timeout=10).json()["models"]
+    (found,) = httpx2.get(f"{server.root_url}/v1/admin/status", headers=key, timeout=60).json()["models"]
     return dict(found)
 
 
@@ -68,7 +68,7 @@ def are_ready(engines: list[dict[str, Any]]) -> bool:
 async def counted(client: httpx2.AsyncClient, total: int) -> list[int]:
     """How many answers each engine has completed, as its vLLM counts them: asked until it is so many together."""
     found: list[int] = []
-    async with asyncio.timeout(10):  # the page is kept for a second
+    async with asyncio.timeout(60):  # the page is kept for a second
         while sum(found) < total or not found:
             page = (await client.get("/metrics")).text
             rows = re.findall(r'vllm:request_success_total\{.*model_name="([^"]+)"\} (\S+)', page)
@@ -177,7 +177,7 @@ async def test_a_reload_with_fewer_ends_one_and_with_more_starts_one(twins: Serv
         assert (await client.post("/v1/admin/reload")).status_code == 200
 
         def as_said(number: int = number) -> bool:
-            page = httpx2.get(f"{twins.root_url}/metrics", headers=client.headers, timeout=10).text
+            page = httpx2.get(f"{twins.root_url}/metrics", headers=client.headers, timeout=60).text
             return f'hearth_model_engines{{model="service-plus",state="ready"}} {number}.0' in page
 
         await async_poll_until(as_said, BACK_SECONDS, describe=twins.log)

@@ -89,7 +89,7 @@ def processes(server: Server, name: str) -> list[psutil.Process]:
 
 
 def state(server: Server, model: str) -> dict[str, Any]:
-    answer = httpx2.get(f"{server.root_url}/health/ready", timeout=10).json()
+    answer = httpx2.get(f"{server.root_url}/health/ready", timeout=60).json()
     return dict(answer["models"][model])
 
 
@@ -111,7 +111,7 @@ async def test_an_engine_that_is_stopped_in_an_answer_ends_it_and_is_started_ane
     guarded: Server, admin: httpx2.AsyncClient
 ):
     (engine,) = processes(guarded, ENGINE)
-    async with asyncio.timeout(120), admin.stream("POST", CHAT, json=LONG | {"stream": True}) as response:
+    async with asyncio.timeout(240), admin.stream("POST", CHAT, json=LONG | {"stream": True}) as response:
         assert response.status_code == 200
         lines = response.aiter_lines()
         await anext(lines)
@@ -129,7 +129,7 @@ async def test_an_engine_that_was_stopped_with_nothing_to_do_keeps_nobody_waitin
 ):
     (engine,) = processes(guarded, ENGINE)
     engine.suspend()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         assert_error(await admin.post(CHAT, json=LONG), 503, "engine_unavailable")
     await until_back(guarded, CHAT_MODEL, 2)
 
@@ -139,7 +139,7 @@ async def test_a_worker_that_is_stopped_in_its_work_ends_it_and_is_started_anew(
 ):
     (worker,) = processes(guarded, WORKER)
     body = HELLO_EMMA | {"input": LONGEST, "speed": 0.25, "stream_format": "sse"}
-    async with asyncio.timeout(120), admin.stream("POST", SPEECH, json=body) as response:
+    async with asyncio.timeout(240), admin.stream("POST", SPEECH, json=body) as response:
         assert response.status_code == 200
         lines = response.aiter_lines()
         await anext(lines)
@@ -159,7 +159,7 @@ async def test_a_model_that_dies_again_and_again_is_left_alone_until_somebody_re
         await until_back(guarded, VOICE_MODEL, before + deaths - 1)
         for worker in processes(guarded, WORKER):
             worker.kill()
-        await async_poll_until(lambda: state(guarded, VOICE_MODEL)["status"] != "ready", 30, describe=guarded.log)
+        await async_poll_until(lambda: state(guarded, VOICE_MODEL)["status"] != "ready", 60, describe=guarded.log)
         if state(guarded, VOICE_MODEL)["status"] == "failed":  # the worker of the test before counts, if it was quick
             break
     else:

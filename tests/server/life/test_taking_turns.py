@@ -6,6 +6,7 @@ HEARTH_TEST_TURNS_SECONDS is how long the mixed load lasts.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -19,18 +20,25 @@ from image_parts import GENERATE, SMALL
 from key_clients import client_with
 from serving import Server
 from small_models import IMAGE_ENTRY, models_yaml
+from standstill import standstill
 
 if TYPE_CHECKING:
     import httpx2
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 _SECONDS = float(os.environ.get("HEARTH_TEST_TURNS_SECONDS", "20"))
 _SWAP_EVERY_SECONDS = 10.0
 _MODELS = ("service-plus", "service-pro", "service-image")
 YAML = models_yaml(
     """\
-  service-plus: {task: chat, tier: standard, capabilities: [chat, streaming], weights: service-plus, demo: chat}
+  service-plus:
+    task: chat
+    tier: standard
+    capabilities: [chat, streaming]
+    weights: service-plus
+    demo: chat
+    engine: {stall_seconds: 240}
   service-pro: {task: chat, tier: standard, capabilities: [chat, streaming, vision], weights: service-pro, demo: vision}
 """,
     IMAGE_ENTRY,
@@ -129,20 +137,28 @@ async def test_mixed_load_of_four_clients_is_answered_without_thrash_and_never_o
 async def test_a_stream_that_runs_is_never_cut_by_a_turn(crowded: Server, client: httpx2.AsyncClient):
     await ask(client, "service-plus")
     long: dict[str, Any] = {"model": "service-plus", "messages": HELLO, "max_tokens": 1500, "ignore_eos": True}
+    long |= {"stream": True, "stream_options": {"include_usage": True}}
 
-    async def stream() -> int:
-        pieces = 0
-        async with client.stream("POST", CHAT, json=long | {"stream": True}) as response:
+    async def stream(begun: asyncio.Event) -> int:
+        tokens = 0
+        async with client.stream("POST", CHAT, json=long) as response:
             assert response.status_code == 200
             async for line in response.aiter_lines():
-                pieces += line.startswith("data: ")
+                begun.set()
                 assert '"error"' not in line
-        return pieces
+                if '"completion_tokens"' in line:
+                    tokens = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
+        return tokens
 
-    streaming = asyncio.gather(*(stream() for _ in range(4)))
-    others = await asyncio.gather(ask(client, "service-image"), ask(client, "service-pro"))
-    assert [other.status_code for other in others] == [200, 200]
-    assert min(await streaming) > 100
+    begun = [asyncio.Event() for _ in range(4)]
+    streaming = [asyncio.create_task(stream(each)) for each in begun]
+    await asyncio.gather(*(each.wait() for each in begun))
+    with standstill(crowded, "service-plus"):  # no stream ends before the others have had their turns
+        for other in ("service-image", "service-pro"):
+            assert (await ask(client, other)).status_code == 200
+        assert " is evicted" in crowded.log()
+        assert not any(task.done() for task in streaming)
+    assert await asyncio.gather(*streaming) == [1500] * 4
 
 
 async def test_a_client_that_waits_for_a_turn_may_leave(client: httpx2.AsyncClient):
