@@ -136,12 +136,17 @@ async def test_one_goes_on_while_the_other_is_killed_and_comes_back(
 ):
     engine = model(twins)["engines"][killed]
     process = psutil.Process(engine["pids"][0])
-    process.suspend()  # its answers would be complete before those of the other can be seen to be
+    process.suspend()  # its answers are begun when those of the other engine have been read
     begun = [asyncio.Event() for _ in range(12)]  # more than one engine gets before the other has its share
     streams = [asyncio.create_task(stream(client, each)) for each in begun]
-    await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+
+    def others_ended() -> bool:
+        return sum(each.done() for each in streams) == len(streams) - load(model(twins)["engines"][killed])
+
+    await async_poll_until(others_ended, 120, describe=twins.log)
     process.resume()
-    await asyncio.gather(*(each.wait() for each in begun))
+    rest = [asyncio.create_task(each.wait()) for each in begun if not each.is_set()]
+    await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
     process.kill()
     ends = await asyncio.gather(*streams)
     assert {*ends} == {"engine_unavailable", "length"}  # those of the other engine were answered to their end
@@ -162,6 +167,8 @@ async def stream(client: httpx2.AsyncClient, begun: asyncio.Event) -> str:
     }
     end = ""
     async with client.stream("POST", CHAT, json=body) as response:
+        if response.status_code != 200:  # it was not begun when its engine was killed
+            return str(json.loads(await response.aread())["error"]["code"])
         async for line in response.aiter_lines():
             begun.set()
             if line.startswith("data: {"):
