@@ -1,7 +1,6 @@
 """Models whose processes stand still for a while, so that a test decides what comes first, and not the machine's load."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -27,16 +26,21 @@ async def until_asked(server: Server, model: str, requests: int) -> None:
     await async_poll_until(so_many, 60, describe=lambda: str(model_states(server)[model]))
 
 
-@contextmanager
-def standstill(server: Server, model: str) -> Iterator[None]:
-    """What is asked of this model meanwhile waits; a server that is not ours goes on. Shorter than `stall_seconds`."""
-    pids = [] if isinstance(server, RunningServer) else model_states(server)[model]["pids"]
-    processes = [psutil.Process(pid) for pid in pids]
-    for process in processes:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
+class standstill:  # noqa: N801  # used like a function
+    """Use as `with`: what is asked of this model meanwhile waits; a server that is not ours goes on.
+
+    Shorter than `stall_seconds`. Its processes are looked up when it is made, so that they can be stopped at once.
+    """
+
+    def __init__(self, server: Server, model: str) -> None:
+        pids = [] if isinstance(server, RunningServer) else model_states(server)[model]["pids"]
+        self._processes = [psutil.Process(pid) for pid in pids]
+
+    def __enter__(self) -> None:
+        for process in self._processes:
+            process.suspend()
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
             with suppress(psutil.NoSuchProcess):  # a test has killed it
                 process.resume()

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 from chat_parts import CHAT, MODEL, assert_error
 from key_clients import client_of, client_with
-from limit_parts import LONG, SHORT, TOO_LONG, answers, streaming, until_answered
+from limit_parts import LONG, SHORT, TOO_LONG, answers, running, streaming, taken, until_answered
 from serving import BIN, ROOT, Server, async_poll_until
 from small_models import LIMITED_CHAT
+from standstill import standstill, until_asked
 
 if TYPE_CHECKING:
     import httpx2
@@ -105,12 +106,13 @@ async def test_a_request_that_comes_to_no_tokens_counts_all_the_same(chat_server
 async def test_a_request_whose_tokens_are_refused_counts_all_the_same(chat_server: Server, admin: httpx2.AsyncClient):
     async with client_of(chat_server, admin, "standard", requests_per_minute=6, tokens_per_minute=1000) as client:
         assert await answers(client)
-        async with streaming(client):  # it has 700
+        async with running(chat_server, client):  # it has 700
             for _ in range(2):
                 refused = await client.post(CHAT, json=LONG)
                 assert_error(refused, 429, "rate_limit_exceeded")
                 assert "1000 tokens per minute" in refused.json()["error"]["message"]
-            response = await client.post(CHAT, json=SHORT)
+            small = await taken(chat_server, client, 1)
+        response = await small
         assert response.status_code == 200
         assert response.headers["x-ratelimit-remaining-requests"] == "1"
 
@@ -136,13 +138,14 @@ async def test_tokens_are_reserved_at_the_start_and_given_back_at_the_end(
             left = int(response.headers["x-ratelimit-remaining-tokens"])
             assert left <= 1000 - used["prompt_tokens"] - 800
             assert response.headers["x-ratelimit-limit-tokens"] == "1000"
-        async with streaming(client):
+        async with running(chat_server, client):
             refused = await client.post(CHAT, json=SHORT | {"max_tokens": 500})
             assert_error(refused, 429, "rate_limit_exceeded")
             assert "1000 tokens per minute" in refused.json()["error"]["message"]
             assert 1 <= int(refused.headers["retry-after"]) <= 60
-            assert await answers(client)  # a small one fits
-        await until_answered(client, SHORT | {"max_tokens": 500}, seconds=5)
+            small = await taken(chat_server, client, 1)
+        assert (await small).status_code == 200
+        await until_answered(client, SHORT | {"max_tokens": 500}, seconds=8)  # else after 12
 
 
 async def test_what_never_fits_is_a_bad_request_and_what_was_not_asked_for_is_cut(
@@ -162,13 +165,16 @@ async def test_what_never_fits_is_a_bad_request_and_what_was_not_asked_for_is_cu
 
 
 async def test_only_so_many_requests_run_at_the_same_time(chat_server: Server, admin: httpx2.AsyncClient):
-    async with client_of(chat_server, admin, "parallel") as client, streaming(client):
-        async with streaming(client):
+    async with client_of(chat_server, admin, "parallel") as client:
+        async with running(chat_server, client, 2) as long:
             refused = await client.post(CHAT, json=SHORT)
             assert_error(refused, 429, "rate_limit_exceeded")
             assert "2 requests running" in refused.json()["error"]["message"]
             assert refused.headers["retry-after"] == "1"
-        await until_answered(client)
+            await long.aclose()
+            await until_asked(chat_server, MODEL, 0)
+            small = await taken(chat_server, client, 0)
+        assert (await small).status_code == 200
 
 
 async def test_the_items_of_a_batch_are_counted_and_bounded(chat_server: Server, admin: httpx2.AsyncClient):
@@ -221,7 +227,8 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
         assert (await client.post(CHAT, json=SHORT)).headers["x-ratelimit-limit-requests"] == "20"
         async with streaming(talker) as lines:
             write(models_file, LIMITED_CHAT.replace("requests_per_minute: 20", "requests_per_minute: 30"))
-            done = await asyncio.to_thread(hearth, chat_server.data_dir, models_file, "reload")
+            with standstill(chat_server, MODEL):  # the answer does not end before
+                done = await asyncio.to_thread(hearth, chat_server.data_dir, models_file, "reload")
             assert (done.returncode, done.stderr) == (0, "")
             assert str(chat_server.pid) in done.stdout
             assert "  changed: tier requests\n" in done.stdout
