@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import httpx2
 
 
+WITHIN_SECONDS = 1  # of its client's leaving a request has ended (docs/api.md)
+
+
 async def line_of(server: Server, request_id: str) -> dict[str, Any]:
     """The access line of a request that has ended or is about to."""
     lines: list[dict[str, Any]] = []
@@ -23,14 +26,22 @@ async def line_of(server: Server, request_id: str) -> dict[str, Any]:
         lines[:] = [line for line in server.access_lines() if line["request_id"] == request_id]
         return bool(lines)
 
-    await async_poll_until(logged, 5)
+    await async_poll_until(logged, 60)
     return lines[0]
+
+
+async def gone_line(server: Server, request_id: str, left_at: float) -> dict[str, Any]:
+    """The access line of a request whose client left then (`time.time`): it has ended in time, by the server's clock."""
+    line = await line_of(server, request_id)
+    assert line["status"] == 499
+    assert line["time"] - left_at < WITHIN_SECONDS
+    return line
 
 
 async def ask_and_leave(
     server: Server, key: Key, http: httpx2.AsyncClient, path: str, body: dict[str, Any]
 ) -> dict[str, Any]:
-    """Leave once the answer is being made: after the first bytes of a stream, or of another's whole answer."""
+    """Leave once the answer is being made: after the first bytes of a stream, or another's whole answer."""
     request_id = f"left{path.replace('/', '-')}-{body['stream']}"
     headers = {
         "Authorization": f"Bearer {key.text}",
@@ -43,8 +54,9 @@ async def ask_and_leave(
         assert (await asyncio.to_thread(opened.recv, 10_000)).startswith(b"HTTP/1.1 200 ")
     else:
         await assert_well(http)
+    left_at = time.time()
     opened.close()
-    return await line_of(server, request_id)
+    return await gone_line(server, request_id, left_at)
 
 
 def engines_cpu_percent(server: Server) -> float:
@@ -61,5 +73,5 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 async def until_engines_rest(server: Server) -> None:
-    """Freed slots cost nothing: the engines have to become idle."""
-    await asyncio.to_thread(poll_until, lambda: engines_cpu_percent(server) < 20, 1.5)
+    """Freed slots cost nothing: the engines become idle, long before they would have answered what was left."""
+    await asyncio.to_thread(poll_until, lambda: engines_cpu_percent(server) < 20, 5)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import HELLO, MODEL, assert_error, assert_well
-from serving import CANARY, Key, Server, async_poll_until, open_socket, raw_request
+from leaving_parts import gone_line, line_of
+from serving import CANARY, Key, Server, open_socket, raw_request
 
 from engine import ChatRequest
 from server.api.messages import MessageAnswer
@@ -268,25 +270,18 @@ async def test_an_answer_stops_when_its_client_leaves(
         assert received.startswith(b"HTTP/1.1 200 ")
     else:
         await assert_well(http)  # sent later and answered: the first has reached the engine
+    left_at = time.time()
     opened.close()
-    await async_poll_until(lambda: _line(server, name) is not None, 5)
-    line = _line(server, name)
-    assert line is not None
-    assert (line["status"], line["route"], line["model"]) == (499, MESSAGES, MODEL)
+    line = await gone_line(server, name, left_at)
+    assert (line["route"], line["model"]) == (MESSAGES, MODEL)
     assert line.get("finish_reason") is None
-
-
-def _line(server: Server, request_id: str) -> dict[str, Any] | None:
-    return next((line for line in server.access_lines() if line["request_id"] == request_id), None)
 
 
 async def test_the_access_line_says_what_happened(server: Server, http: httpx2.AsyncClient):
     for stream in (False, True):
         name = f"logged-messages-{stream}"
         await http.post(MESSAGES, json=BASE | {"stream": stream}, headers={"X-Request-Id": name})
-        await async_poll_until(lambda name=name: _line(server, name) is not None, 5)
-        line = _line(server, name)
-        assert line is not None
+        line = await line_of(server, name)
         assert (line["status"], line["route"], line["model"], line["stream"]) == (200, MESSAGES, MODEL, stream)
         assert (line["completion_tokens"], line["finish_reason"]) == (1, "length")
         assert line["prompt_tokens"] > 0

@@ -206,7 +206,6 @@ async def test_a_client_that_leaves_stops_its_answer(
     form = {"format": {"type": "json_schema", "name": "x", "schema": {**schema, "required": ["a"]}}}
     body = {"model": MODEL, "input": "Hello!", "temperature": 0, "text": form, "stream": stream}
     line = await ask_and_leave(server, admin_key, http, PATH, body)
-    assert line["status"] == 499
     assert line.get("completion_tokens", 0) < 1500
     await assert_well(http)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
-from serving import Key, Server, async_poll_until, open_socket, raw_request
+from leaving_parts import gone_line
+from serving import Key, Server, open_socket, raw_request
 
 from server.http.protocol import http_config
 from server.settings import load_settings
@@ -66,15 +67,14 @@ def test_trailers_after_a_chunked_body_are_dropped(server: Server, admin_key: Ke
 
 
 async def test_a_client_that_leaves_with_a_request_waiting_behind_is_noticed(server: Server, admin_key: Key) -> None:
-    long = {"model": MODEL, "messages": HELLO, "max_tokens": 1900, "ignore_eos": True, "n": 8, "stream": True}
+    long = {"model": MODEL, "messages": HELLO, "max_tokens": 8000, "ignore_eos": True, "n": 8, "stream": True}
     left = headers(admin_key, **{"X-Request-Id": "left-behind"})
     with open_socket(server) as opened:
         opened.sendall(raw_request("POST", CHAT, left, json.dumps(long).encode()))
         opened.sendall(raw_request("GET", "/v1/models", headers(admin_key)))
         assert opened.recv(100).startswith(b"HTTP/1.1 200 ")
-    lines = server.access_lines
-    await async_poll_until(lambda: any(line["request_id"] == "left-behind" for line in lines()), 3)
-    assert next(line["status"] for line in lines() if line["request_id"] == "left-behind") == 499
+        left_at = time.time()
+    await gone_line(server, "left-behind", left_at)
 
 
 async def test_a_body_of_nothing_but_mistakes_is_refused_quickly(http: httpx2.AsyncClient) -> None:

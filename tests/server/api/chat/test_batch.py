@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import assert_error
 from demo_models.promised import FixedPrompt, fixed_prompts
+from leaving_parts import gone_line, until_engines_rest
 from serving import Key, Server, async_poll_until, open_socket, raw_request
+from standstill import model_states
 
 if TYPE_CHECKING:
     import httpx2
@@ -99,11 +102,12 @@ async def test_batch_needs_its_scope(http: httpx2.AsyncClient, server: Server) -
 
 
 async def test_client_that_leaves_aborts_all_items(server: Server, admin_key: Key) -> None:
-    long = body("Count from 1 to 100.", max_tokens=1900, ignore_eos=True)
+    long = body("Count from 1 to 100.", max_tokens=8000, ignore_eos=True)
     sent = json.dumps({"requests": [long] * 16}).encode()
     headers = {"Authorization": f"Bearer {admin_key.text}", "Content-Type": "application/json", "X-Request-Id": "left"}
     with open_socket(server) as connection:
         connection.sendall(raw_request("POST", PATH, headers, sent))
-    await async_poll_until(
-        lambda: any(line["request_id"] == "left" and line["status"] == 499 for line in server.access_lines()), 2
-    )
+        await async_poll_until(lambda: model_states(server)["service-plus"]["running"] > 0, 60)
+        left_at = time.time()
+    await gone_line(server, "left", left_at)
+    await until_engines_rest(server)
