@@ -67,14 +67,14 @@ def admin_key(server: Server) -> Key:
 @pytest.fixture(scope="session")
 async def client(server: Server, admin_key: Key) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
-        base_url=server.base_url, api_key=admin_key.text, max_retries=0, timeout=60
+        base_url=server.base_url, api_key=admin_key.text, max_retries=0, timeout=240
     ) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def sync_client(server: Server, admin_key: Key) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.base_url, api_key=admin_key.text, max_retries=0, timeout=60) as opened:
+    with openai.OpenAI(base_url=server.base_url, api_key=admin_key.text, max_retries=0, timeout=240) as opened:
         yield opened
 
 
@@ -82,7 +82,7 @@ def sync_client(server: Server, admin_key: Key) -> Iterator[openai.OpenAI]:
 async def http(server: Server, admin_key: Key) -> AsyncIterator[httpx2.AsyncClient]:
     """Plain HTTP with the key, at the address without /v1."""
     headers = {"Authorization": f"Bearer {admin_key.text}"}
-    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=60) as opened:
+    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=240) as opened:
         yield opened
 
 

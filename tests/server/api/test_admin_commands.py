@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import httpx2
+import psutil
 import pytest
 from chat_parts import assert_error
-from serving import Key, RunningServer, Server
+from serving import Key, RunningServer, Server, poll_until
 
 pytestmark = pytest.mark.engine
 
@@ -66,7 +68,7 @@ def test_a_download_that_nothing_can_come_of_says_so_line_by_line(admin: httpx2.
 
 
 def test_two_downloads_asked_for_at_once_are_one(server: Server, admin: httpx2.Client):
-    def pull(_: int) -> list[str]:
+    def pull() -> list[str]:
         answer = admin.post("/weights/pull", json={"models": ["no-such-variant"]})
         return [line for line in answer.text.splitlines() if line.startswith("data: ")]
 
@@ -76,10 +78,37 @@ def test_two_downloads_asked_for_at_once_are_one(server: Server, admin: httpx2.C
 
     before = entries()
     with ThreadPoolExecutor(4) as threads:
-        first, *others = threads.map(pull, range(4))
+        asked = [threads.submit(pull) for _ in range(4)]
+        with download_standing_still(server):  # it cannot end before all are there
+            if not isinstance(server, RunningServer):
+                poll_until(lambda: admin.get("/status").json()["requests_running"] > len(asked), 60)
+        first, *others = [each.result() for each in asked]
     assert all(one == first for one in others)
     most = 2 if isinstance(server, RunningServer) else 1  # of a cluster each replica fetches for its machine
     assert before < entries() <= before + most
+
+
+@contextmanager
+def download_standing_still(server: Server) -> Iterator[None]:
+    """As soon as its process has begun; a server that is not ours goes on."""
+    if isinstance(server, RunningServer):
+        yield
+        return
+
+    def found() -> list[psutil.Process]:
+        children = []
+        for child in psutil.Process(server.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                children += [child] if {"weights", "pull"} <= set(child.cmdline()) else []
+        return children
+
+    poll_until(lambda: bool(found()), 60)
+    (process,) = found()
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
 
 
 @pytest.mark.parametrize("models", [["--help"], ["../x"], ["a b"], [""], [1], "x", None])

@@ -20,6 +20,7 @@ from openai.types import Batch, FileObject
 from pooling_parts import EMBEDDING
 from serving import Key, Server, async_poll_until
 from small_disks import small_disk
+from standstill import standstill
 
 pytestmark = pytest.mark.engine
 
@@ -39,7 +40,7 @@ async def begun(client: openai.AsyncOpenAI, file: str, endpoint: Any = "/v1/chat
     return await client.batches.create(input_file_id=file, endpoint=endpoint, completion_window=window, **fields)
 
 
-async def ended(client: openai.AsyncOpenAI, batch: Batch, seconds: float = 60) -> Batch:
+async def ended(client: openai.AsyncOpenAI, batch: Batch, seconds: float = 240) -> Batch:
     async with asyncio.timeout(seconds):
         while batch.status not in ENDED:
             batch = await client.batches.retrieve(batch.id)
@@ -231,18 +232,28 @@ async def test_cancelling_ends_it_with_what_is_done(client: openai.AsyncOpenAI) 
     assert (await client.batches.cancel(batch.id)).status == "cancelled"
 
 
-async def test_lines_that_are_paused_for_questions_have_the_answers_of_others(client: openai.AsyncOpenAI) -> None:
+async def test_lines_that_are_paused_for_questions_have_the_answers_of_others(
+    client: openai.AsyncOpenAI, server: Server
+) -> None:
     """More lines than run beside a question: the others sit out its steps, and go on where they were."""
     lines = [hello("first", max_tokens=1)]
-    lines += [hello(f"line {number}", max_tokens=200, ignore_eos=True) for number in range(20)]
+    lines += [hello(f"line {number}", max_tokens=200, ignore_eos=True) for number in range(60)]
     file = await upload(client, lines)
     answers = []
     for questions in (0, 3):
         batch = await begun(client, file.id)
         while not (batch.request_counts and batch.request_counts.completed):
             batch = await client.batches.retrieve(batch.id)
-        for _ in range(questions):
-            asked = await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=20)
+        with standstill(server, MODEL):  # the lines do not end before the questions are there
+            asking = [
+                asyncio.create_task(
+                    client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=20)
+                )
+                for _ in range(questions)
+            ]
+            seen = await client.batches.retrieve(batch.id)
+            assert seen.status == "in_progress"
+        for asked in await asyncio.gather(*asking):
             assert asked.choices[0].message.content == HELLO_ANSWER
         batch = await ended(client, batch)
         assert batch.errors is None
@@ -306,7 +317,7 @@ async def test_a_wrong_form_is_refused(http: httpx2.AsyncClient, server: Server,
     sent, status, code, param = FORMS[form]
     assert_error(await http.post("/v1/files", **sent), status, code, param)
     uploads = server.data_dir / "batches" / "uploads"  # what was refused is deleted beside the answer
-    await async_poll_until(lambda: not any(uploads.iterdir()), 10)
+    await async_poll_until(lambda: not any(uploads.iterdir()), 60)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +408,7 @@ async def test_a_batch_is_metered_as_the_keys(server: Server, batch_only: Key, h
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key=batch_only.text, max_retries=0) as client:
         batch = await ended(client, await begun(client, (await upload(client, [hello(str(n)) for n in range(5)])).id))
     query = {"key": batch_only.public_id, "since": "1h", "by": ["kind"]}
-    rows, deadline = [], time.monotonic() + 10
+    rows, deadline = [], time.monotonic() + 60
     while sum(row["requests"] for row in rows) < 5 and time.monotonic() < deadline:
         rows = (await http.get("/v1/usage", params=query)).json()["data"]  # a cluster's other replica: every 5 s
     (used,) = rows
@@ -435,7 +446,7 @@ async def test_a_disk_that_gets_full_refuses_the_upload_and_the_server_lives(
     with small_disk(uploads, "4m"):
         for _ in range(2):
             assert_error(await http.post("/v1/files", **form), 507, "insufficient_storage")
-            await async_poll_until(lambda: not any(uploads.iterdir()), 10)
+            await async_poll_until(lambda: not any(uploads.iterdir()), 60)
         answer = await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=20)
         assert answer.choices[0].message.content == HELLO_ANSWER
     sent = await http.post("/v1/files", **form)
@@ -451,17 +462,15 @@ async def test_lines_of_embeddings_leave_half_of_the_tokens_to_others(server: Se
         ]
         batch = await begun(client, (await upload(client, lines)).id, "/v1/embeddings")
 
-        async def done() -> int:
-            counts = (await client.batches.retrieve(batch.id)).request_counts
-            return 0 if counts is None else counts.completed
+        async def left() -> int:
+            return (await client.get("/key", cast_to=httpx2.Response)).json()["left"]["tokens"]
 
-        async with asyncio.timeout(60):
-            before = -1
-            while await done() == 0 or before != await done():  # until it has to wait
-                before = await done()
-                await asyncio.sleep(0.5)
-        assert before < len(lines)
-        left = (await client.get("/key", cast_to=httpx2.Response)).json()["left"]["tokens"]
-        assert 150 <= left <= 270
+        async with asyncio.timeout(120):
+            while await left() > 270:  # until it has to wait
+                assert (await client.batches.retrieve(batch.id)).status in {"validating", "in_progress"}
+        ends = time.monotonic() + 1
+        while time.monotonic() < ends:  # in which it would take the rest
+            assert await left() >= 150
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
         assert (await client.embeddings.create(model=EMBEDDING, input="word " * 40)).data
         await ended(client, await client.batches.cancel(batch.id))

@@ -73,7 +73,7 @@ async def test_a_client_that_leaves_is_counted_with_what_was_made(
     server: Server, http: httpx2.AsyncClient, *, stream: bool
 ):
     key = await new_key(server, http)
-    body = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": stream}
+    body = BODY | {"max_tokens": 16_000, "ignore_eos": True, "stream": stream}  # takes many seconds
     if stream:
         async with http.stream("POST", CHAT, json=body, headers=header(key)) as response:
             await anext(response.aiter_lines())
@@ -83,14 +83,12 @@ async def test_a_client_that_leaves_is_counted_with_what_was_made(
             assert not answer.done(), answer.result().text
         assert (await http.post(CHAT, json=BODY)).status_code == 200  # made beside it, step by step
         answer.cancel()
-    rows: list[dict[str, Any]] = []
-    for _ in range(200):
-        rows = await read(http, key)
-        if rows:
-            break
+    async with asyncio.timeout(60):
+        while not (rows := await read(http, key)):
+            continue
     assert (rows[0]["requests"], rows[0]["aborted"], rows[0]["errors"]) == (1, 1, 0)
     assert rows[0]["prompt_tokens"] > 0
-    assert 0 < rows[0]["completion_tokens"] < 1500
+    assert 0 < rows[0]["completion_tokens"] < 8000
 
 
 async def test_keys_see_their_own_usage_and_nobody_elses(server: Server, http: httpx2.AsyncClient):

@@ -70,10 +70,11 @@ async def test_the_words_for_a_query_stand_before_it(client: httpx2.AsyncClient)
 
 async def test_tokens_count_for_the_key(embedder: Server):
     async with client_of(embedder, "small") as client:
-        first = await embed(client, "the kitchen")
+        first = await embed(client, MANY[:4])
         used = first.json()["usage"]["prompt_tokens"]
+        assert used > 200
         assert first.headers["x-ratelimit-limit-tokens"] == "1000"
-        assert int(first.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(1000 - used, abs=20)
+        assert 1000 - used <= int(first.headers["x-ratelimit-remaining-tokens"]) < 1000 - used / 2
         never = await embed(client, MANY)
         assert (never.status_code, never.json()["error"]["code"]) == (400, "invalid_value")
         assert "Send fewer or shorter texts at once" in never.json()["error"]["message"]
