@@ -127,12 +127,12 @@ class Connection:
 
     async def written(self, count: int) -> list[bytes]:
         """What has been written, once it was that many times."""
-        await async_poll_until(lambda: len(self.writes) >= count, 5)
+        await async_poll_until(lambda: len(self.writes) >= count, 60)
         return self.writes
 
     async def ended(self) -> None:
         """Until nothing runs any more for this connection."""
-        await async_poll_until(lambda: not self.state.tasks, 5)
+        await async_poll_until(lambda: not self.state.tasks, 60)
 
 
 class _HeadFirst:

@@ -77,7 +77,7 @@ async def test_a_comment_is_written_while_the_first_event_is_waited_for():
 async def test_no_more_is_held_than_a_little_and_a_client_that_takes_nothing_holds_the_app_up():
     connection = Connection(room=10 * len(LARGE))
     connection.protocol.data_received(ask("/large"))
-    await async_poll_until(lambda: connection.protocol.flow.write_paused, 5)
+    await async_poll_until(lambda: connection.protocol.flow.write_paused, 60)
     assert max(map(len, connection.writes)) <= 2**16
     assert 10 <= sum(map(len, connection.writes)) / len(LARGE) < 16
     connection.transport.take(2**30)
@@ -138,12 +138,12 @@ async def test_what_is_no_request_ends_a_stream_and_is_not_answered_within_it():
 async def test_a_connection_holds_so_many_waiting_requests_and_no_more():
     connection = Connection()
     connection.protocol.data_received(ask("/quick") * 64)
-    await async_poll_until(lambda: len(connection.log) == 64, 5)
+    await async_poll_until(lambda: len(connection.log) == 64, 60)
     assert not connection.transport.is_closing()
     full = Connection()
     full.protocol.data_received(ask("/quick") * 66)
     assert b"too_many_pipelined" in b"".join(full.writes)
-    await async_poll_until(full.transport.is_closing, 5)
+    await async_poll_until(full.transport.is_closing, 60)
 
 
 async def test_the_rest_of_a_refused_body_is_taken_before_the_connection_closes():

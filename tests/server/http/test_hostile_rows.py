@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error, assert_well
+from chat_parts import CHAT, HELLO, MODEL, assert_error, assert_well
 from serving import CANARY, Key, Server, async_poll_until, open_socket, raw_request
 
 if TYPE_CHECKING:
@@ -206,8 +206,9 @@ def test_a_second_request_cannot_be_smuggled_in_a_body(server: Server, admin_key
     key = f"Authorization: Bearer {admin_key.text}\r\n".encode()
     hidden = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Request-Id: smuggled\r\n" + key + b"Connection: close\r\n\r\n"
     start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + key + framing
-    head, _ = exchange(server, start + b"\r\n0\r\n\r\n" + hidden)
-    assert head.startswith(b"HTTP/1.1 400 ") or b"smuggled" not in head
+    head, content = exchange(server, start + b"\r\n0\r\n\r\n" + hidden)
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"smuggled" not in head + content
     assert not any(line["request_id"] == "smuggled" for line in server.access_lines())
 
 
@@ -230,7 +231,7 @@ async def test_forwarded_headers_of_strangers_change_nothing(
     assert response.status_code == 200
     assert CANARY not in response.text + str(response.headers)
     written = lambda: [line for line in server.access_lines() if line["request_id"] == name]  # noqa: E731
-    await async_poll_until(lambda: bool(written()), 10)
+    await async_poll_until(lambda: bool(written()), 60)
     assert "203.0.113.9" not in str(written())
 
 
@@ -243,8 +244,3 @@ def test_a_request_id_cannot_write_headers(server: Server, admin_key: Key, given
     assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 "))
     assert b"evil" not in head.lower()
     assert b"x-request-id: req_" in head
-
-
-async def test_after_all_that_an_ordinary_request_is_answered(http: httpx2.AsyncClient) -> None:
-    response = await http.post(CHAT, json={"model": MODEL, "messages": HELLO, "temperature": 0})
-    assert response.json()["choices"][0]["message"]["content"] == HELLO_ANSWER

