@@ -4,7 +4,10 @@ Pauses cost no time, and a busy machine changes nothing: the same steps give the
 """
 
 import asyncio
+import functools
 import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 
 class _NeverWaits(selectors.DefaultSelector):
@@ -27,3 +30,14 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._waits.skipped_seconds
+
+
+def on_skipping_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make an async test one that runs on a `SkippingLoop` of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+            runner.run(test(*arguments, **named))
+
+    return run

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_parts import config_of, model, variant
-from skipping_loop import SkippingLoop
+from skipping_loop import on_skipping_loop
 from test_planned import put
 
 from engine import ModelSpec, load_config
@@ -162,22 +162,19 @@ class Machine:
 
 @settings(max_examples=150)
 @given(EVENTS)
-def test_whatever_is_planned_nothing_is_ever_over_budget_and_everybody_is_loaded_in_the_end(
+@on_skipping_loop
+async def test_whatever_is_planned_nothing_is_ever_over_budget_and_everybody_is_loaded_in_the_end(
     events: list[tuple[str, Any]],
 ) -> None:
-    async def test() -> None:
-        machine = Machine()
-        for what, which in events:
-            await machine.happen(what, which)
-        await asyncio.sleep(1000)
-        states = {health.id: health.status for health in machine.pool.health()}
-        if sum(machine.planned.values()) <= DEVICE:
-            assert all(status in {"ready", "failed"} for status in states.values())
-        await machine.pool.stop()
-        assert not machine.over_budget, events
-
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        runner.run(test())
+    machine = Machine()
+    for what, which in events:
+        await machine.happen(what, which)
+    await asyncio.sleep(1000)
+    states = {health.id: health.status for health in machine.pool.health()}
+    if sum(machine.planned.values()) <= DEVICE:
+        assert all(status in {"ready", "failed"} for status in states.values())
+    await machine.pool.stop()
+    assert not machine.over_budget, events
 
 
 class Planning:

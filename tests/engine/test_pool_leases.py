@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from skipping_loop import SkippingLoop
+from skipping_loop import on_skipping_loop
 
 from engine import Engine, ModelSpec, load_config
 from engine.pool.memory import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Ledger, MemoryPlan, Share
@@ -88,40 +88,36 @@ async def soon(*tasks: asyncio.Task[None], seconds: float) -> None:
         await asyncio.gather(*tasks)
 
 
-def test_a_text_and_a_batch_of_one_model_that_is_to_make_room_do_not_wait_for_each_other() -> None:
-    async def test() -> None:
-        house = House()
-        await asyncio.sleep(2 * SWAP_EVERY_SECONDS)
-        # The place as background work is taken all the time, and PLUS never unused, when it is to make room.
-        tasks = [
-            asyncio.create_task(house.ask(kind, PLUS, Urgency.BATCH, owner))
-            for owner in "abcdefgh"
-            for kind in ("chat", "text")
-        ]
+@on_skipping_loop
+async def test_a_text_and_a_batch_of_one_model_that_is_to_make_room_do_not_wait_for_each_other() -> None:
+    house = House()
+    await asyncio.sleep(2 * SWAP_EVERY_SECONDS)
+    # The place as background work is taken all the time, and PLUS never unused, when it is to make room.
+    tasks = [
+        asyncio.create_task(house.ask(kind, PLUS, Urgency.BATCH, owner))
+        for owner in "abcdefgh"
+        for kind in ("chat", "text")
+    ]
+    await asyncio.sleep(0)
+    other = asyncio.create_task(house.ask("chat", PRO, Urgency.INTERACTIVE))
+    await soon(other, seconds=LONGEST_WAIT_SECONDS + 2 * ANSWER_SECONDS + SWAP_EVERY_SECONDS)
+    await soon(*tasks, seconds=300)
+    await house.pool.stop()
+
+
+@on_skipping_loop
+async def test_background_work_that_waits_for_its_place_keeps_no_model_from_making_room() -> None:
+    house = House()
+    await asyncio.sleep(2 * SWAP_EVERY_SECONDS)
+    async with asyncio.TaskGroup() as group:
+        for owner in "abcdefgh":
+            group.create_task(house.ask("text", PLUS, Urgency.BACKGROUND, owner))
         await asyncio.sleep(0)
-        other = asyncio.create_task(house.ask("chat", PRO, Urgency.INTERACTIVE))
-        await soon(other, seconds=LONGEST_WAIT_SECONDS + 2 * ANSWER_SECONDS + SWAP_EVERY_SECONDS)
-        await soon(*tasks, seconds=300)
-        await house.pool.stop()
-
-    run(test())
-
-
-def test_background_work_that_waits_for_its_place_keeps_no_model_from_making_room() -> None:
-    async def test() -> None:
-        house = House()
-        await asyncio.sleep(2 * SWAP_EVERY_SECONDS)
-        async with asyncio.TaskGroup() as group:
-            for owner in "abcdefgh":
-                group.create_task(house.ask("text", PLUS, Urgency.BACKGROUND, owner))
-            await asyncio.sleep(0)
-            began = asyncio.get_running_loop().time()
-            await house.ask("chat", PRO, Urgency.INTERACTIVE)
-            waited = asyncio.get_running_loop().time() - began
-            assert waited < LONGEST_WAIT_SECONDS + 3 * ANSWER_SECONDS
-        await house.pool.stop()
-
-    run(test())
+        began = asyncio.get_running_loop().time()
+        await house.ask("chat", PRO, Urgency.INTERACTIVE)
+        waited = asyncio.get_running_loop().time() - began
+        assert waited < LONGEST_WAIT_SECONDS + 3 * ANSWER_SECONDS
+    await house.pool.stop()
 
 
 REQUESTS = st.tuples(
@@ -135,39 +131,32 @@ REQUESTS = st.tuples(
 
 @settings(max_examples=60)
 @given(st.lists(REQUESTS, min_size=1, max_size=14))
-def test_whoever_comes_when_and_for_what_is_answered(requests: list[tuple[str, str, Urgency, str, float]]) -> None:
+@on_skipping_loop
+async def test_whoever_comes_when_and_for_what_is_answered(
+    requests: list[tuple[str, str, Urgency, str, float]],
+) -> None:
     async def one(house: House, kind: str, model: str, urgency: Urgency, owner: str, after: float) -> None:  # noqa: PLR0917  # what is drawn
         await asyncio.sleep(after)
         await house.ask(kind, model, urgency, owner)
 
-    async def test() -> None:
-        house = House()
-        # A wait of ten minutes ends in an error: whatever waits so long waits for ever.
-        await asyncio.gather(*(one(house, *request) for request in requests))
-        await house.pool.stop()
-
-    run(test())
-
-
-def run(test: Any) -> None:
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        runner.run(test)
+    house = House()
+    # A wait of ten minutes ends in an error: whatever waits so long waits for ever.
+    await asyncio.gather(*(one(house, *request) for request in requests))
+    await house.pool.stop()
 
 
 @pytest.mark.parametrize("urgency", list(Urgency))
-def test_a_model_that_was_restarted_meanwhile_answers_what_can_wait(urgency: Urgency) -> None:
-    async def test() -> None:
-        house = House()
-        await asyncio.sleep(2 * SWAP_EVERY_SECONDS)
-        house.pool.get(PLUS).died.set()
-        await asyncio.sleep(0.1)
-        if urgency == Urgency.INTERACTIVE:
-            with pytest.raises(ExceptionGroup) as refused:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(house.ask("text", PLUS, urgency))
-            assert "again" in str(refused.value.exceptions[0])
-        else:
-            await house.ask("text", PLUS, urgency)
-        await house.pool.stop()
-
-    run(test())
+@on_skipping_loop
+async def test_a_model_that_was_restarted_meanwhile_answers_what_can_wait(urgency: Urgency) -> None:
+    house = House()
+    await asyncio.sleep(2 * SWAP_EVERY_SECONDS)
+    house.pool.get(PLUS).died.set()
+    await asyncio.sleep(0.1)
+    if urgency == Urgency.INTERACTIVE:
+        with pytest.raises(ExceptionGroup) as refused:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(house.ask("text", PLUS, urgency))
+        assert "again" in str(refused.value.exceptions[0])
+    else:
+        await house.ask("text", PLUS, urgency)
+    await house.pool.stop()
