@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from skipping_loop import on_skipping_loop
 
 from engine.admission import PATIENCE_SECONDS, Admission, Room, Ticket
 from engine.types import Urgency
@@ -92,8 +93,9 @@ async def test_a_cancelled_waiter_takes_nothing_and_blocks_nobody(holder_leaves_
     await asyncio.gather(holder.task, last.task)
 
 
+@on_skipping_loop
 async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_is_quiet() -> None:
-    queue = admission(4, beside=2, quiet_seconds=0.01)
+    queue = admission(4, beside=2, quiet_seconds=3)
     with interactive(queue):
         workers = [Worker(queue, 1) for _ in range(4)]
         await turns()
@@ -101,32 +103,30 @@ async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_i
         workers[0].done.set()
         await turns()
         assert [worker.inside.is_set() for worker in workers] == [True, True, True, False]
-    await turns()
+    await asyncio.sleep(2.9)
     assert not workers[3].inside.is_set()  # the next interactive request is still to be expected
-    async with asyncio.timeout(10):
-        await workers[3].inside.wait()
+    await asyncio.sleep(0.2)
+    assert workers[3].inside.is_set()
     for worker in workers:
         worker.done.set()
         await worker.task
 
 
 @pytest.mark.parametrize("asked", [1, 3])
+@on_skipping_loop
 async def test_background_requests_wait_longer_for_quiet_than_batches(asked: int) -> None:
-    queue = admission(8, beside=2, quiet_seconds=0.01, background_quiet_seconds=0.1)
+    queue = admission(8, beside=2, quiet_seconds=1, background_quiet_seconds=10)
     for _ in range(asked):  # each begins the wait anew
         with interactive(queue):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.8)
     batches = [Worker(queue, 1) for _ in range(3)]
     lines = [Worker(queue, 1, Urgency.BACKGROUND) for _ in range(3)]
     began = asyncio.get_running_loop().time()
-    async with asyncio.timeout(10):
-        await batches[2].inside.wait()
-        batches_waited = asyncio.get_running_loop().time() - began
-        assert not lines[0].inside.is_set()
-        await lines[2].inside.wait()
-    waited = asyncio.get_running_loop().time() - began
-    assert batches_waited >= 0.005
-    assert waited >= 0.09
+    await batches[2].inside.wait()
+    assert not lines[0].inside.is_set()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(1)
+    await lines[2].inside.wait()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(10)
     for worker in (*batches, *lines):
         worker.done.set()
         await worker.task
@@ -162,27 +162,29 @@ async def test_lines_leave_some_places_to_batches_which_need_not_wait_for_their_
         await worker.task
 
 
+@on_skipping_loop
 async def test_an_interactive_request_in_the_quiet_time_ends_it_for_all() -> None:
-    queue = admission(4, beside=1, quiet_seconds=0, background_quiet_seconds=0)
+    queue = admission(4, beside=1, quiet_seconds=1, background_quiet_seconds=1)
     first, *others = (Worker(queue, 1, urgency) for urgency in (Urgency.BATCH, Urgency.BATCH, Urgency.BACKGROUND))
     with interactive(queue):
         await turns()
     with interactive(queue):
-        await turns()
+        await asyncio.sleep(2)
         assert [one.inside.is_set() for one in (first, *others)] == [True, False, False]
-    await turns()
+    await asyncio.sleep(2)
     assert [one.inside.is_set() for one in others] == [True, True]
     for worker in (first, *others):
         worker.done.set()
         await worker.task
 
 
+@on_skipping_loop
 async def test_a_pause_between_two_interactive_requests_is_not_quiet_by_default() -> None:
     queue = admission(4, beside=1)
     with interactive(queue):
         workers = [Worker(queue, 1) for _ in range(2)]
         await turns()
-    await turns()
+    await asyncio.sleep(0.2)
     assert [worker.inside.is_set() for worker in workers] == [True, False]
     for worker in workers:
         worker.done.set()
@@ -190,7 +192,7 @@ async def test_a_pause_between_two_interactive_requests_is_not_quiet_by_default(
 
 
 async def test_what_runs_already_goes_on_when_somebody_asks() -> None:
-    queue = admission(4, beside=1, quiet_seconds=0.01)
+    queue = admission(4, beside=1)
     workers = [Worker(queue, 2), Worker(queue, 2)]
     await turns()
     with interactive(queue):
