@@ -1,6 +1,6 @@
 """An event loop whose clock stands still, and jumps to the next timer when there is nothing to do. Holds no tests.
 
-Pauses cost no time, and a busy machine changes nothing: the same steps give the same times.
+Pauses cost no time, and a busy machine changes nothing: the same steps give the same times. `settle` is for any loop.
 """
 
 import asyncio
@@ -41,3 +41,9 @@ def on_skipping_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable
             runner.run(test(*arguments, **named))
 
     return run
+
+
+async def settle() -> None:
+    """Let everything run that can without a timer, a thread or another process."""
+    for _ in range(20):
+        await asyncio.sleep(0)

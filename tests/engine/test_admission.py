@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from skipping_loop import settle
 
 from engine.admission import PATIENCE_SECONDS, SEQUENCE, Admission, KvGroup, Room
 from engine.errors import OverloadedError
@@ -58,12 +59,6 @@ class House:
             self.priorities[name] = ticket.priority
             await self.ends[name].wait()
             ticket.answer_tokens = answer
-
-
-async def settle() -> None:
-    """Let everything run that can."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_what_fits_goes_straight_in_and_the_rest_waits_in_order():

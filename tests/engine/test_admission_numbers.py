@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from skipping_loop import settle
 
 from engine.admission import SEQUENCE, Admission, ChatTicket, Room, Ticket
 from engine.errors import NotStartedError, OverloadedError
@@ -31,8 +32,7 @@ class Model:
         """Return what was dispatched; None where it waits."""
         ticket = self.door.enter(owner, prompt_tokens=prompt, max_tokens=answer, **more)
         task = asyncio.create_task(self.runs.enter_async_context(ticket))
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await settle()
         if task.done():
             return await task
         self.waiting.append(task)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from skipping_loop import on_skipping_loop
+from skipping_loop import on_skipping_loop, settle
 
 from engine.admission import PATIENCE_SECONDS, Admission, Room, Ticket
 from engine.types import Urgency
@@ -42,22 +42,16 @@ def interactive(queue: Admission) -> Iterator[None]:
         queue.end_interactive()
 
 
-async def turns() -> None:
-    """Let everything that can run do so."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def test_more_than_fits_waits_in_order_and_a_small_one_does_not_overtake() -> None:
     queue = admission(4, beside=1)
     first, large, small = Worker(queue, 3), Worker(queue, 4), Worker(queue, 1)
-    await turns()
+    await settle()
     assert [worker.inside.is_set() for worker in (first, large, small)] == [True, False, False]
     first.done.set()
-    await turns()
+    await settle()
     assert [worker.inside.is_set() for worker in (large, small)] == [True, False]
     large.done.set()
-    await turns()
+    await settle()
     assert small.inside.is_set()
     small.done.set()
     await asyncio.gather(first.task, large.task, small.task)
@@ -67,9 +61,9 @@ async def test_one_that_wants_more_than_there_is_gets_all() -> None:
     queue = admission(2, beside=1)
     async with asking(queue, 8):
         other = Worker(queue, 1)
-        await turns()
+        await settle()
         assert not other.inside.is_set()
-    await turns()
+    await settle()
     assert other.inside.is_set()
     other.done.set()
     await other.task
@@ -79,14 +73,14 @@ async def test_one_that_wants_more_than_there_is_gets_all() -> None:
 async def test_a_cancelled_waiter_takes_nothing_and_blocks_nobody(holder_leaves_first: bool) -> None:  # noqa: FBT001
     queue = admission(1, beside=1)
     holder, cancelled, last = Worker(queue, 1), Worker(queue, 1), Worker(queue, 1)
-    await turns()
+    await settle()
     if holder_leaves_first:
         holder.done.set()
         await holder.task  # the waiter's turn has come, and it has not run yet
     cancelled.task.cancel()
-    await turns()
+    await settle()
     holder.done.set()
-    await turns()
+    await settle()
     assert cancelled.task.cancelled()
     assert last.inside.is_set()
     last.done.set()
@@ -98,10 +92,10 @@ async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_i
     queue = admission(4, beside=2, quiet_seconds=3)
     with interactive(queue):
         workers = [Worker(queue, 1) for _ in range(4)]
-        await turns()
+        await settle()
         assert [worker.inside.is_set() for worker in workers] == [True, True, False, False]
         workers[0].done.set()
-        await turns()
+        await settle()
         assert [worker.inside.is_set() for worker in workers] == [True, True, True, False]
     await asyncio.sleep(2.9)
     assert not workers[3].inside.is_set()  # the next interactive request is still to be expected
@@ -137,7 +131,7 @@ async def test_some_background_requests_always_run_beside_interactive_ones() -> 
     with interactive(queue):
         lines = [Worker(queue, 1, Urgency.BACKGROUND) for _ in range(8)]
         for ended, line in enumerate(lines):
-            await turns()
+            await settle()
             assert sum(one.inside.is_set() for one in lines) == min(ended + 2, 8)
             line.done.set()
             await line.task
@@ -147,14 +141,14 @@ async def test_lines_leave_some_places_to_batches_which_need_not_wait_for_their_
     now = [0.0]
     queue = Admission(Room(8, waiting=0, beside_interactive=2), clock=lambda: now[0])
     lines = [Worker(queue, 1, Urgency.BACKGROUND) for _ in range(8)]
-    await turns()
+    await settle()
     assert sum(line.inside.is_set() for line in lines) == 6
     now[0] += 2 * PATIENCE_SECONDS  # two wait like batches now, and before one that comes
     batches = [Worker(queue, 1) for _ in range(3)]
-    await turns()
+    await settle()
     assert [batch.inside.is_set() for batch in batches] == [True, True, False]
     lines[0].done.set()
-    await turns()
+    await settle()
     assert batches[2].inside.is_set()
     assert sum(line.inside.is_set() for line in lines) == 6
     for worker in (*lines, *batches):
@@ -167,7 +161,7 @@ async def test_an_interactive_request_in_the_quiet_time_ends_it_for_all() -> Non
     queue = admission(4, beside=1, quiet_seconds=1, background_quiet_seconds=1)
     first, *others = (Worker(queue, 1, urgency) for urgency in (Urgency.BATCH, Urgency.BATCH, Urgency.BACKGROUND))
     with interactive(queue):
-        await turns()
+        await settle()
     with interactive(queue):
         await asyncio.sleep(2)
         assert [one.inside.is_set() for one in (first, *others)] == [True, False, False]
@@ -183,7 +177,7 @@ async def test_a_pause_between_two_interactive_requests_is_not_quiet_by_default(
     queue = admission(4, beside=1)
     with interactive(queue):
         workers = [Worker(queue, 1) for _ in range(2)]
-        await turns()
+        await settle()
     await asyncio.sleep(0.2)
     assert [worker.inside.is_set() for worker in workers] == [True, False]
     for worker in workers:
@@ -194,17 +188,17 @@ async def test_a_pause_between_two_interactive_requests_is_not_quiet_by_default(
 async def test_what_runs_already_goes_on_when_somebody_asks() -> None:
     queue = admission(4, beside=1)
     workers = [Worker(queue, 2), Worker(queue, 2)]
-    await turns()
+    await settle()
     with interactive(queue):
         assert [worker.inside.is_set() for worker in workers] == [True, True]
         last = Worker(queue, 1)
         workers[0].done.set()
         await workers[0].task
-        await turns()
+        await settle()
         assert not last.inside.is_set()
         workers[1].done.set()
         await workers[1].task
-        await turns()
+        await settle()
         assert last.inside.is_set()
     last.done.set()
     await last.task
@@ -228,7 +222,7 @@ async def test_those_who_waited_come_in_one_at_a_time_so_that_others_get_between
 
     async with asking(queue, 3):
         waiting = [asyncio.create_task(work(number)) for number in (1, 2, 3)]
-        await turns()
+        await settle()
     await asyncio.gather(*waiting)
     assert order.index(0) < order.index(3)
 

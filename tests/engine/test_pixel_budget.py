@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from PIL import Image
+from skipping_loop import settle
 from test_pictures import asking, saved, uri
 
 from engine.media import ImageLimits, Pictures, PixelBudget, PixelLoad
@@ -28,39 +29,34 @@ class Asker:
         await self.task
 
 
-async def settled() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def test_owners_take_turns_however_many_requests_one_of_them_has():
     budget, order = PixelBudget(10), []
     many = [Asker(budget, "many", 10, order) for _ in range(4)]
-    await settled()
+    await settle()
     one = Asker(budget, "one", 10, order)
-    await settled()
+    await settle()
     assert order == ["many"]
     for asker in (many[0], many[1], one, many[2], many[3]):
         await asker.end()
-        await settled()
+        await settle()
     assert order == ["many", "many", "one", "many", "many"]
 
 
 async def test_what_fits_runs_together_and_more_than_all_runs_alone():
     budget, order = PixelBudget(10), []
     first, second, third = (Asker(budget, name, pixels, order) for name, pixels in (("a", 4), ("b", 6), ("c", 1)))
-    await settled()
+    await settle()
     assert order == ["a", "b"]
     assert budget.load == PixelLoad(used=10, limit=10, waiting=1)
     giant = Asker(budget, "giant", 99, order)
     await first.end()
-    await settled()
+    await settle()
     assert order == ["a", "b", "c"]
     await second.end()
-    await settled()
+    await settle()
     assert order == ["a", "b", "c"]
     await third.end()
-    await settled()
+    await settle()
     assert order == ["a", "b", "c", "giant"]
     await giant.end()
 
@@ -69,20 +65,20 @@ async def test_what_fits_runs_together_and_more_than_all_runs_alone():
 async def test_one_that_leaves_takes_nothing_with_it(*, at_its_turn: bool):
     budget, order = PixelBudget(10), []
     first = Asker(budget, "a", 10, order)
-    await settled()
+    await settle()
     left, small = Asker(budget, "b", 10, order), Asker(budget, "c", 2, order)
-    await settled()
+    await settle()
     if at_its_turn:
         first._leave.set()
         asyncio.get_running_loop().call_soon(left.task.cancel)  # right behind the end of the first
     else:
         left.task.cancel()
     await first.end()
-    await settled()
+    await settle()
     assert order == ["a", "c"]
     await small.end()
     last = Asker(budget, "d", 10, order)
-    await settled()
+    await settle()
     assert order[-1] == "d"
     await last.end()
 
@@ -90,11 +86,11 @@ async def test_one_that_leaves_takes_nothing_with_it(*, at_its_turn: bool):
 async def test_one_that_leaves_lets_those_behind_it_pass():
     budget, order = PixelBudget(10), []
     first = Asker(budget, "a", 5, order)
-    await settled()
+    await settle()
     left, small = Asker(budget, "b", 10, order), Asker(budget, "c", 2, order)
-    await settled()
+    await settle()
     left.task.cancel()
-    await settled()
+    await settle()
     assert order == ["a", "c"]
     await first.end()
     await small.end()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from skipping_loop import settle
 
 from engine import (
     EngineDiedError,
@@ -376,12 +377,6 @@ async def ready(pool: Pool, model: str) -> None:
     async with asyncio.timeout(10):
         while not any(health.id == model and health.status == "ready" for health in pool.health()):
             await pool.wait_for_change()
-
-
-async def settle() -> None:
-    """Let everything run that can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_of_several_engines_a_key_has_one_while_it_is_ready_and_has_not_clearly_more_to_do(loads: Loads):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from skipping_loop import settle
 
 from engine.backends.vllm.grammars import FairTurns
 from engine.errors import OverloadedError
@@ -19,8 +20,7 @@ def wanted(turns: FairTurns, *owners: str) -> list[asyncio.Task[None]]:
 
 
 async def inside(tasks: list[asyncio.Task[None]]) -> list[bool]:
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settle()
     return [task.done() for task in tasks]
 
 
