@@ -2,10 +2,10 @@
 
 import asyncio
 import gc
-from contextlib import AsyncExitStack
 
 import pytest
 from PIL import Image
+from serving import async_poll_until
 from skipping_loop import settle
 from test_pictures import asking, saved, uri
 
@@ -120,11 +120,11 @@ async def test_requests_with_pictures_wait_for_the_pixels_of_others():
         async with pictures.decoded(request, most=2):
             entered.append(name)
 
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(pictures.decoded(request, most=2))
+    async with pictures.decoded(request, most=2):
         task = asyncio.create_task(ask("second"))
-        await pictures.decoded(asking(), most=2).__aenter__()  # no picture: no wait
-        await asyncio.wait((task,), timeout=0.2)
+        await async_poll_until(lambda: pictures.load.waiting == 1 or bool(entered), 30)
+        async with pictures.decoded(asking(), most=2):
+            pass  # no picture: no wait
         assert entered == []
     await task
     assert entered == ["second"]
