@@ -172,7 +172,7 @@ async def test_whatever_is_planned_nothing_is_ever_over_budget_and_everybody_is_
     await asyncio.sleep(1000)
     states = {health.id: health.status for health in machine.pool.health()}
     if sum(machine.planned.values()) <= DEVICE:
-        assert all(status in {"ready", "failed"} for status in states.values())
+        assert set(states.values()) <= {"ready"}
     await machine.pool.stop()
     assert not machine.over_budget, events
 
