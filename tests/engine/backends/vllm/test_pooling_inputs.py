@@ -1,7 +1,7 @@
 """Token ids of texts for embeddings and reranking, and what becomes of a model's numbers."""
 
 import math
-import time
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +14,25 @@ from engine.backends.vllm.pooling import Input, Inputs, numbers_of
 from engine.errors import GenerationError, LoadError, RequestError
 
 
-def made_for(longest: int, template: str | None = None) -> Inputs:
-    """Inputs of a model whose tokenizer adds nothing to a text."""
+class Counting(PreTrainedTokenizerFast):
+    """Counts the texts, or pairs, that it is given."""
+
+    texts = 0
+
+    def __call__(self, text: Any, *more: Any, **options: Any) -> Any:
+        self.texts += len(text)
+        return super().__call__(text, *more, **options)
+
+
+def tokenizer() -> Counting:
+    """One that adds nothing to a text."""
     words = Tokenizer(WordLevel({"a": 0, "b": 1, "ask": 2, "of": 3, "say": 4}, unk_token="b"))
     words.pre_tokenizer = Whitespace()
-    return Inputs(PreTrainedTokenizerFast(tokenizer_object=words), longest, lambda *_: None, template)
+    return Counting(tokenizer_object=words)
+
+
+def made_for(longest: int, reader: PreTrainedTokenizerFast | None = None, template: str | None = None) -> Inputs:
+    return Inputs(reader or tokenizer(), longest, lambda *_: None, template)
 
 
 def test_a_text_without_a_token_is_named():
@@ -30,7 +44,7 @@ def test_a_text_without_a_token_is_named():
 
 
 def test_a_pair_stands_in_the_template_which_stays_whole_when_the_text_is_cut():
-    inputs = made_for(9, "ask {query} of {document} say say")
+    inputs = made_for(9, template="ask {query} of {document} say say")
     assert inputs.of_pairs("a a", ["b", "a"], truncate=False) == [
         Input([2, 0, 0, 3, 1, 4, 4]),
         Input([2, 0, 0, 3, 0, 4, 4]),
@@ -43,26 +57,25 @@ def test_a_pair_stands_in_the_template_which_stays_whole_when_the_text_is_cut():
         inputs.of_pairs("a a a", ["b"], truncate=True)
     assert caught.value.param == "query"
     with pytest.raises(LoadError, match="Shorten it"):
-        made_for(9, "ask {query} of {document}" + " say" * 6)
+        made_for(9, template="ask {query} of {document}" + " say" * 6)
 
 
 def test_what_has_too_many_tokens_is_refused_before_all_of_it_is_read():
-    read = made_for(2000)
-
-    def seconds(documents: int) -> float:
-        began = time.process_time()
-        assert len(read.of_pairs("a " * 999, ["b"] * documents, truncate=False)) == documents
-        return time.process_time() - began
-
-    taken = seconds(300)
-    began = time.process_time()
+    reader = tokenizer()
+    inputs = made_for(2000, reader)
+    assert len(inputs.of_pairs("a " * 999, ["b"] * 300, truncate=False)) == 300
+    reader.texts = 0
     with pytest.raises(RequestError) as caught:
-        seconds(3000)
-    assert time.process_time() - began < 4 * taken
+        inputs.of_pairs("a " * 999, ["b"] * 3000, truncate=False)
     assert caught.value.param == "documents"
+    assert reader.texts < 600
+    reader.texts = 0
     with pytest.raises(RequestError) as caught:
-        read.of_texts(["a " * 2000] * 151, "", truncate=False)
+        inputs.of_texts(["a " * 2000] * 1500, "", truncate=False)
     assert caught.value.param == "input"
+    assert reader.texts < 300
+    with pytest.raises(RequestError):
+        inputs.of_texts(["a " * 2000] * 151, "", truncate=False)
 
 
 def test_a_vector_is_cut_to_the_length_1_and_one_of_no_numbers_is_refused():
