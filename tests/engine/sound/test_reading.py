@@ -1,7 +1,9 @@
 """A sound file is read in a process of its own, in the usual formats; what is none is refused, whatever it does."""
 
 import asyncio
+import os
 import random
+import signal
 import struct
 import wave
 from pathlib import Path
@@ -101,19 +103,14 @@ async def test_what_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path):
 
 async def test_its_process_ends_with_the_reading_and_when_it_is_killed_the_file_is_to_blame(tmp_path: Path):
     path = write_wav(tmp_path / "sound", two_tones())
-
-    def children() -> list[psutil.Process]:
-        return [one for one in psutil.Process().children() if "engine.sound.service" in " ".join(one.cmdline())]
-
     async with SoundFile(path, piece_seconds=30, most_seconds=60) as file:
-        (child,) = children()
         assert await file.next() is not None
-        child.kill()
+        os.kill(file._worker.pid, signal.SIGKILL)
         with pytest.raises(RequestError, match="could not be read"):
             await file.next()
     async with SoundFile(path, piece_seconds=30, most_seconds=60) as file:
-        (child,) = children()
-    await asyncio.to_thread(child.wait, 5)
+        assert psutil.Process(file._worker.pid).ppid() == os.getpid()
+    await asyncio.wait_for(file._worker.died.wait(), 60)
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.rounds)])
@@ -133,14 +130,14 @@ async def test_changed_files_are_read_or_refused(tmp_path: Path, count: int):
             outcomes.append("read")
         except RequestError:
             outcomes.append("refused")
-    assert len(outcomes) == count
+    assert set(outcomes) == {"read", "refused"}
 
 
 @pytest.mark.rounds
 async def test_hours_of_sound_take_little_memory(tmp_path: Path):
     path = write_wav(tmp_path / "sound", np.tile(two_tones(), 900))
     async with SoundFile(path, piece_seconds=30, most_seconds=7200) as file:
-        child = next(one for one in psutil.Process().children() if "engine.sound" in " ".join(one.cmdline()))
+        child = psutil.Process(file._worker.pid)
         most = 0
         while await file.next() is not None:
             most = max(most, child.memory_info().rss)
