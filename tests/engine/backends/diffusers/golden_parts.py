@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tiny_pipelines import save
 
 from engine.backends.diffusers.families import adapter_for
 from engine.backends.diffusers.service import load
@@ -15,6 +14,7 @@ from engine.config.models import profile_named
 from engine.types import Edit, ImageJob
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 CLOSE = 1 / 255
@@ -22,15 +22,15 @@ OURS = "a red cube on a table"
 
 
 class Pipelines:
-    """The tiny pipelines, each loaded once, as the service loads it."""
+    """The tiny pipelines in these folders, each loaded once, as the service loads it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folders: Callable[[str], Path]) -> None:
+        self._folders = folders
         self._loaded: dict[str, Any] = {}
 
     def __call__(self, family: str) -> Any:
         if family not in self._loaded:
-            self._loaded[family] = load(save(family, self._folder / family), profile_named("demo"))
+            self._loaded[family] = load(self._folders(family), profile_named("demo"))
         return self._loaded[family]
 
 

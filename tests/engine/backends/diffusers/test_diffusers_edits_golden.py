@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import diffusers
 import numpy as np
 import pytest
-from golden_parts import CLOSE, OURS, Image, Pipelines, apart, by_steps, guidance_of, guided
+from golden_parts import CLOSE, OURS, Image, apart, by_steps, guidance_of, guided
 from msgspec import structs
 from PIL import Image as Pictures
 
@@ -26,11 +26,6 @@ PIPELINES = {
     "flux2_klein": (diffusers.Flux2KleinPipeline, diffusers.Flux2KleinInpaintPipeline),
 }
 BEGINNERS = [family for family in PIPELINES if family != "flux2_klein"]
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipelines:
-    return Pipelines(tmp_path_factory.mktemp("pipelines"))
 
 
 def picture(seed: int, width: int = 64, height: int = 64) -> Picture:

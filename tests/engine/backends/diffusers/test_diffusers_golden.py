@@ -7,17 +7,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers import TCDScheduler
-from golden_parts import CLOSE, OURS, Image, Pipelines, apart, by_steps, guidance_of, guided
+from golden_parts import CLOSE, OURS, Image, apart, by_steps, guidance_of, guided
 
 from engine.backends.diffusers.denoising import seeded
 from engine.backends.diffusers.families import adapter_for
 
 FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipelines:
-    return Pipelines(tmp_path_factory.mktemp("pipelines"))
 
 
 def by_pipeline(pipe: Any, image: Image) -> np.ndarray:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_pipelines import save
 
 from engine import LoadError
 from engine.backends.diffusers.families import FAMILIES
@@ -20,14 +19,9 @@ DEMO = profile_named("demo")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save("z_image", tmp_path_factory.mktemp("pipelines") / "z_image")
-
-
 @pytest.fixture
-def folder(saved: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(saved, tmp_path / "model")
+def folder(folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(folders("z_image"), tmp_path / "model")
 
 
 def change_json(file: Path, **changes: Any) -> None:

@@ -11,25 +11,12 @@ import torch
 from image_studio import SMALL, Studio, apart, opened
 from recorder import Recorder
 from safetensors.torch import load_file, save_file
-from tiny_pipelines import save
 
 from engine import GenerationError, LoadError, RequestError
 from engine.backends.diffusers.service import RequestService, StepService, load
 from engine.config.models import profile_named
 from engine.errors import StartError
 from engine.types import Edit, FinishedImage, ImageEvent, ImageJob, ImageProgress, PartialImage, Picture
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = save(family, tmp_path_factory.mktemp("pipelines") / family)
-        return made[family]
-
-    return get
 
 
 @pytest.fixture(params=["steps", "requests"])

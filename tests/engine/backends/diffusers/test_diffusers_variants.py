@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ def fp16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save("sdxl", tmp_path_factory.mktemp("pipelines") / "fp16", variant="fp16", max_shard_size=SMALL_SHARDS)
 
 
-@pytest.fixture(scope="module")
-def without_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save("sd3_without_t5", tmp_path_factory.mktemp("pipelines") / "without_t5")
+@pytest.fixture
+def without_t5(folders: Callable[[str], Path]) -> Path:
+    return folders("sd3_without_t5")
 
 
 def plain(folder: Path, part: str) -> None:
@@ -87,8 +88,8 @@ def test_nothing_else_may_be_left_out(without_t5: Path, tmp_path: Path, part: st
         load(folder, DEMO)
 
 
-def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path):
-    folder = save("sd3", tmp_path / "sd3")
+def test_a_text_encoder_needs_its_tokenizer(folders: Callable[[str], Path], tmp_path: Path):
+    folder = shutil.copytree(folders("sd3"), tmp_path / "sd3")
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"tokenizer_3": [None, None]}))
     assert lacking(folder) == []

@@ -11,7 +11,6 @@ import pytest
 from image_studio import Studio, apart, opened
 from PIL import Image
 from test_image_model import images, largest_difference, load, made, request
-from tiny_pipelines import save
 
 from engine.backends.diffusers.model import ImageModel, check_edit, prepared, weight_of
 from engine.errors import RequestError, UnsupportedCapabilityError
@@ -31,18 +30,6 @@ CLASSES = dict(
         strict=True,
     )
 )
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = save(family, tmp_path_factory.mktemp("pipelines") / family)
-        return made[family]
-
-    return get
 
 
 def noisy(width: int = 256, height: int = 256) -> Image.Image:

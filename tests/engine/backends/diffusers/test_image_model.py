@@ -4,15 +4,15 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-import tiny_pipelines
 from PIL import Image
 
 from engine import EngineDiedError, FinishedImage, GenerationError, ImageProgress, ImageRequest, LoadError
@@ -55,9 +55,9 @@ async def load(folder: Path, **engine: Any) -> ImageModel:
     )
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipelines.save("z_image", tmp_path_factory.mktemp("pipelines") / "z_image")
+@pytest.fixture(scope="module")
+def folder(folders: Callable[[str], Path]) -> Path:
+    return folders("z_image")
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -176,8 +176,8 @@ async def test_a_killed_worker_ends_its_requests_those_that_wait_too(folder: Pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "code", "class"])
-async def test_a_folder_that_cannot_be_trusted_is_refused_by_name(tmp_path: Path, damage: str):
-    folder = tiny_pipelines.save("z_image", tmp_path / "broken")
+async def test_a_folder_that_cannot_be_trusted_is_refused_by_name(folder: Path, tmp_path: Path, damage: str):
+    folder = shutil.copytree(folder, tmp_path / "broken")
     named = {"cut": "transformer/", "code": "auto_map", "class": "model_index.json"}[damage]
     if damage == "cut":
         weights = next((folder / "transformer").glob("*.safetensors"))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from image_studio import Studio, apart
-from tiny_pipelines import save
 
 from engine.backends.diffusers.families import FAMILIES, adapter_for
 from engine.backends.diffusers.service import load
@@ -24,18 +23,6 @@ PROFILES = {
 LATIN = ("a red cube on a wooden table beside a window with rain " * 19)[:999]
 AMHARIC = ("ቀይ ሳጥን በጠረጴዛ ላይ በመስኮት አጠገብ ዝናብ ሲዘንብ " * 28)[:999]
 SHORT = "a red cube"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = save(family, tmp_path_factory.mktemp("pipelines") / family)
-        return made[family]
-
-    return get
 
 
 def studio(folder: Path, profile: str, batching: str = "steps") -> Studio:
@@ -56,14 +43,14 @@ def test_every_shipped_profile_is_tried_here():
     ids=["latin", "amharic"],
 )
 @pytest.mark.parametrize("profile", PROFILES)
-def test_999_characters_are_read_to_the_end(profile: str, text: str, folder: Callable[[str], Path]):
-    made = studio(folder(PROFILES[profile]), profile)
+def test_999_characters_are_read_to_the_end(profile: str, text: str, folders: Callable[[str], Path]):
+    made = studio(folders(PROFILES[profile]), profile)
     made.submit(1, text)
     made.submit(2, SHORT)  # joins what is made of the long one
     made.submit(3, text[:-12] + text[:12])
     made.run()
     assert apart(made.file(1), made.file(3)) > 0
-    alone = studio(folder(PROFILES[profile]), profile)
+    alone = studio(folders(PROFILES[profile]), profile)
     alone.submit(2, SHORT)
     alone.run()
     assert apart(alone.file(2), made.file(2)) <= 1
@@ -71,8 +58,8 @@ def test_999_characters_are_read_to_the_end(profile: str, text: str, folder: Cal
 
 @pytest.mark.rounds
 @pytest.mark.parametrize("profile", ["flux2-klein-4b", "z-image-turbo"])
-def test_whole_requests_read_as_much(profile: str, folder: Callable[[str], Path]):
-    by_steps, whole = (studio(folder(PROFILES[profile]), profile, batching) for batching in ("steps", "requests"))
+def test_whole_requests_read_as_much(profile: str, folders: Callable[[str], Path]):
+    by_steps, whole = (studio(folders(PROFILES[profile]), profile, batching) for batching in ("steps", "requests"))
     for made in (by_steps, whole):
         made.submit(1, AMHARIC)
         made.run()
@@ -81,8 +68,8 @@ def test_whole_requests_read_as_much(profile: str, folder: Callable[[str], Path]
 
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["flux2_klein", "z_image", "qwen_image"])
-def test_a_prompt_that_the_pipelines_defaults_hold_is_read_as_they_read_it(family: str, folder: Callable[[str], Path]):
-    pipe = load(folder(family), profile_named("demo"))
+def test_a_prompt_that_the_pipelines_defaults_hold_is_read_as_they_read_it(family: str, folders: Callable[[str], Path]):
+    pipe = load(folders(family), profile_named("demo"))
     usual = FAMILIES[type(pipe).__name__].sequence_length
     theirs = pipe.encode_prompt([SHORT], max_sequence_length=usual)[0]
     adapter = adapter_for(pipe)
@@ -92,14 +79,14 @@ def test_a_prompt_that_the_pipelines_defaults_hold_is_read_as_they_read_it(famil
     assert adapter.family.length_for(pipe.tokenizer, AMHARIC) == 3072
 
 
-def test_what_is_longer_is_refused_with_both_numbers(folder: Callable[[str], Path]):
-    made = studio(folder("z_image"), "z-image-turbo")
+def test_what_is_longer_is_refused_with_both_numbers(folders: Callable[[str], Path]):
+    made = studio(folders("z_image"), "z-image-turbo")
     with pytest.raises(RequestError, match=r"prompt has \d+ tokens, and this model reads at most 3072"):
         made.submit(1, AMHARIC + AMHARIC)
 
 
-def test_sdxl_reads_nothing_where_there_is_only_white_space_that_clip_takes_for_words(folder: Callable[[str], Path]):
-    studio = Studio(folder("sdxl"), {"guidance_scale": 4.0, "negative_prompt": True})
+def test_sdxl_reads_nothing_where_there_is_only_white_space_that_clip_takes_for_words(folders: Callable[[str], Path]):
+    studio = Studio(folders("sdxl"), {"guidance_scale": 4.0, "negative_prompt": True})
     studio.submit(1, "\x1c" * 100, negative_prompt="\x1d" * 100)
     studio.submit(2, "", negative_prompt=" ")
     studio.run()
