@@ -1,4 +1,4 @@
-"""The command `hearth`. Each command's file is imported when it is called: none waits for what another one needs."""
+"""The command `hearth`. A command's file is imported only when it runs, so none waits for another's imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.cli.options import Commands, refuse
 
 _log = logging.getLogger("hearth.serve")
 
-# In the order of the help: where each is, and its line there. The first sentence of its docstring is the same.
+# In the order of the help: where each command is, and its line there, which its docstring repeats.
 COMMANDS = {
     "keys": ("server.cli.keys:app", "Create, show, change and revoke API keys."),
     "voices": ("server.cli.voices:app", "List voices, or let one speak."),
@@ -35,9 +35,9 @@ COMMANDS = {
     ),
     "cluster": ("server.cli.cluster:app", "Run Hearth on several machines, with Ray Serve."),
     "usage": ("server.cli.database:usage", "Show requests and tokens."),
-    "audit": ("server.cli.database:audit", "Show who changed keys and configuration, the newest first."),
+    "audit": ("server.cli.database:audit", "Show who changed keys and configuration, newest first."),
     "backup": ("server.cli.database:backup", "Copy the whole database (keys, usage, audit log) while the server runs."),
-    "restore": ("server.cli.database:restore", "Replace the database by a backup; the old one is moved aside."),
+    "restore": ("server.cli.database:restore", "Replace the database with a backup; the old one is moved aside."),
     "compile": ("server.cli.compile:compile_models", "Compile chat models for faster answers on a CPU."),
 }
 
@@ -93,8 +93,8 @@ def serve(  # noqa: PLR0913  # one argument per flag
     *,
     host: Annotated[str | None, typer.Option(help="Address to listen on [HEARTH_HOST, 127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on [HEARTH_PORT, 8000].")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Keys, logs, files [HEARTH_DATA_DIR, var].")] = None,
-    weights_dir: Annotated[Path | None, typer.Option(help="Models [HEARTH_WEIGHTS_DIR, weights].")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of keys, logs, files [HEARTH_DATA_DIR, var].")] = None,
+    weights_dir: Annotated[Path | None, typer.Option(help="Folder of models [HEARTH_WEIGHTS_DIR, weights].")] = None,
     models: Annotated[Path | None, typer.Option(help="What is served [HEARTH_MODELS, models.yaml].")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for HTTPS [HEARTH_TLS_CERT].")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM) [HEARTH_TLS_KEY].")] = None,
@@ -115,7 +115,7 @@ def serve(  # noqa: PLR0913  # one argument per flag
         settings = load_settings(host=host, port=port, **folders, tls_cert=tls_cert, tls_key=tls_key)
         set_up_log(settings.log_level)
         for name in removed_names():
-            _log.warning("%s has no effect any more: it was removed (CHANGELOG.md). Take it out of the settings.", name)
+            _log.warning("%s was removed (CHANGELOG.md) and has no effect. Take it out of the settings.", name)
         config = load_config(settings.models)
         if real:
             from server.cli.plan import prepare
@@ -127,8 +127,8 @@ def serve(  # noqa: PLR0913  # one argument per flag
 
 
 def main() -> None:
-    # What is imported stays: to look through it takes a tenth of a short command's time, and a third at its end, where
-    # the process gives all of it back anyway. `serve` sets its own thresholds.
+    # Imported objects stay: collecting garbage among them takes a tenth of a short command's time, and a third at its
+    # exit, where all memory is freed anyway. `serve` sets its own thresholds.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     app()

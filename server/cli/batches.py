@@ -1,4 +1,4 @@
-"""`hearth batches`: file batches of a key, over HTTP like any other client; `run` takes a file to its answers."""
+"""`hearth batches`: file batches of a key, over HTTP like any other client; `run` sends one and fetches its answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def cancel(batch: BatchId, *, url: Url = None, data_dir: DataDir = None, as_json
 
 @app.command()
 def run(  # noqa: PLR0913  # one argument per option
-    file: Annotated[Path, typer.Argument(help="JSON Lines: a request in each.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="JSON Lines, one request per line.", exists=True, dir_okay=False)],
     *,
     output: Annotated[Path | None, typer.Option(help="Where answers go [FILE.output.jsonl].")] = None,
     errors: Annotated[Path | None, typer.Option(help="Where errors go [FILE.errors.jsonl].")] = None,
@@ -94,7 +94,7 @@ def run(  # noqa: PLR0913  # one argument per option
         try:
             batch, seconds = _followed(server, batch)
         except KeyboardInterrupt:
-            refuse(f"It continues. To see it: {HEARTH} batches show {batch['id']}; to end it: ... cancel ...", code=1)
+            refuse(f"It continues. To show it: {HEARTH} batches show {batch['id']}; to end it: ... cancel ...", code=1)
         for line in _errors(batch):
             typer.echo(line, err=True)
         for what, id_, target in (
@@ -105,7 +105,7 @@ def run(  # noqa: PLR0913  # one argument per option
                 server.save(id_, target)
                 typer.echo(f"{what}: {target}")
             elif target.exists():
-                typer.echo(f"Of an earlier run: {target}")
+                typer.echo(f"From an earlier run: {target}")
         if not keep:
             for id_ in filter(None, (sent["id"], batch["output_file_id"], batch["error_file_id"])):
                 server.send("DELETE", f"/files/{id_}")
@@ -124,7 +124,7 @@ class _Rate(ProgressColumn):
 
 
 def _followed(server: _Server, batch: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """Show how far it is until it has ended; return it, and for how many seconds its lines were answered."""
+    """Show the progress until the batch has ended; return the batch, and how many seconds that took."""
     columns = (TextColumn("{task.description:<12}"), BarColumn(bar_width=32), MofNCompleteColumn())
     began = time.monotonic()
     with Progress(*columns, _Rate(), TimeRemainingColumn()) as progress:
@@ -150,7 +150,7 @@ def _endpoint_of(file: Path) -> str:
     try:
         return str(json.loads(first)["url"])
     except (ValueError, TypeError, KeyError):
-        return refuse(f"The first line of {file} names no `url`. Each line is like docs/batches.md shows.")
+        return refuse(f"The first line of {file} has no `url`. docs/batches.md shows what a line looks like.")
 
 
 def _row(batch: dict[str, Any]) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def _errors(batch: dict[str, Any]) -> list[str]:
 
 
 class _Server:
-    """A server and a key. What it refuses is said on stderr, and ends the command."""
+    """A server and a key. A refusal is printed on stderr and ends the command."""
 
     def __init__(self, client: httpx2.Client) -> None:
         self._client = client
@@ -189,7 +189,7 @@ class _Server:
         except UnicodeEncodeError:
             refuse("HEARTH_KEY has a character that no key has. Copy it again.")
         except httpx2.InvalidURL as error:
-            refuse(f"{base_url} is no address: {error}")
+            refuse(f"{base_url} is not an address: {error}")
         with client:
             yield cls(client)
 
@@ -197,7 +197,7 @@ class _Server:
         return self._answer(self._patiently(lambda: self._request("GET", path, params=query)))
 
     def _patiently(self, ask: Callable[[], httpx2.Response]) -> httpx2.Response:
-        """Ask, and again while the server is being restarted."""
+        """Ask, and for some minutes ask again where the server restarts or answers 429 or 503."""
         deadline = time.monotonic() + _AGAIN_SECONDS
         while True:
             try:
@@ -224,7 +224,7 @@ class _Server:
         try:
             return sent, self.send("POST", "/batches", json=body)
         except typer.Exit:
-            with suppress(httpx2.TransportError):  # what went wrong has been said
+            with suppress(httpx2.TransportError):  # the reason was printed
                 if not keep:
                     self._request("DELETE", f"/files/{sent['id']}")
             raise
@@ -260,7 +260,7 @@ class _Server:
 
     def _give_up(self, error: httpx2.TransportError) -> NoReturn:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            advice = "Name its file (SSL_CERT_FILE=hearth.pem), and use an address that it names."
+            advice = "Name its file (SSL_CERT_FILE=hearth.pem), and use an address that it is for."
             refuse(f"The certificate of {self._client.base_url} is not trusted. {advice}", code=1)
         refuse(f"{self._client.base_url} does not answer. Is this the server's address?", code=1)
 
@@ -271,4 +271,4 @@ class _Server:
                 return answer
             refuse(str(answer["error"]["message"]), code=1)
         except (ValueError, KeyError, TypeError):
-            refuse(f"{self._client.base_url} answers {response.status_code}, and not like Hearth.", code=1)
+            refuse(f"{self._client.base_url} answers {response.status_code}, but not as Hearth does.", code=1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=Commands, no_args_is_help=True)
 
-# All that a firewall has to know: what Ray would pick at random has a number here.
+# The ports that a firewall has to let through: Ray would pick these at random.
 _START = (
     "--node-manager-port=6380",
     "--object-manager-port=6381",
@@ -39,7 +39,7 @@ _START = (
 )
 _REACH_SECONDS, _PROGRESS_SECONDS = 5.0, 5.0
 _HEAD = ("--port=6379", "--ray-client-server-port=10001")
-_QUIET = ("--log-style=pretty", "--log-color=false")  # in a pipe or a log, too: else with each process' command
+_QUIET = ("--log-style=pretty", "--log-color=false")  # in a pipe or a log too; else with each process' command
 _Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="The head of the cluster.")]
 
 
@@ -71,7 +71,7 @@ def up(context: typer.Context) -> None:
         given = environment(Path(tempfile.gettempdir()) / f"hearth-haproxy-{os.getuid()}")
         os.environ.update(given | os.environ | {BALANCE: given[BALANCE]})
     except OSError as error:
-        refuse(f"HAProxy cannot have its files: {error}", code=1)
+        refuse(f"The files of HAProxy cannot be made: {error}", code=1)
     if "--head" in flags:
         flags = [*_HEAD, "--include-dashboard=false", *flags]
         subprocess.run([ray, "get-auth-token", "--generate"], check=False, stdout=subprocess.DEVNULL)
@@ -120,7 +120,7 @@ def deploy(
             failed = [f"  {name}: {_last_line(role.message)}" for name, role in roles.items() if role.message]
             down = [name for name, role in roles.items() if not role.replica_states.get("RUNNING")]
             after = (
-                f"Nothing runs of {', '.join(down)}: deploy the file of before." if down else "Those of before go on."
+                f"{', '.join(down)} is not served: deploy the old file." if down else "The old replicas go on serving."
             )
             refuse("\n".join((f"The cluster does not serve {settings.models}:", *failed, after)), code=1)
     typer.echo(f"Served on every machine with a replica, port {settings.port}: {', '.join(config.models)}.")
@@ -218,7 +218,7 @@ def down(
 
 
 def _look_at_ports(numbers: Iterable[str]) -> None:
-    """Refuse to start where one is taken: Ray would say so in a log, after half a minute, and leave processes."""
+    """Refuse to start if one is taken: Ray would say so in a log, after half a minute, and leave processes."""
     for number in numbers:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -226,8 +226,8 @@ def _look_at_ports(numbers: Iterable[str]) -> None:
                 probe.bind(("", int(number)))
             except OSError as error:
                 refuse(
-                    f"Port {number} cannot be listened on: {error.strerror}. `ss -ltnp sport = :{number}` shows what "
-                    f"does; `{HEARTH} cluster down` ends Ray.",
+                    f"Port {number} cannot be used: {error.strerror}. `ss -ltnp sport = :{number}` shows what listens "
+                    f"on it; `{HEARTH} cluster down` ends Ray.",
                     code=1,
                 )
 
@@ -241,7 +241,7 @@ def _reach(address: str) -> None:
 
 
 def _check_room(config: Config) -> None:
-    """Refuse a role of which no machine can run a replica: Serve ends those of before, and waits for ever."""
+    """Refuse a role that no machine can run: Serve would end the old replicas, then wait forever."""
     import ray
 
     from server.cluster.replica import CPUS, OF_RESOURCE
@@ -260,7 +260,7 @@ def _check_room(config: Config) -> None:
 
 @contextmanager
 def _progress(application: str) -> Iterator[None]:
-    """Say, when it changes, what Serve waits for."""
+    """Print what Serve waits for, whenever that changes."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -283,7 +283,7 @@ def _progress(application: str) -> Iterator[None]:
 
 
 def _roles(application: str) -> dict[str, Any]:
-    """Return how Serve's deployments stand, by the names of their roles."""
+    """Return the states of Serve's deployments, by role."""
     from ray import serve
 
     found = serve.status().applications.get(application)
@@ -295,12 +295,12 @@ def _counts(role: Any) -> str:
 
 
 def _last_line(message: str) -> str:
-    """Of a traceback, where Serve's message has one."""
+    """Return the last line: a message of Serve's may be a traceback."""
     return message.strip().rpartition("\n")[2]
 
 
 def _ray() -> str:
-    """Return Ray's command of our own environment. From here on this process does as the cluster's do."""
+    """Return the path of Ray's command, and set the cluster's environment variables for this process."""
     from server.cluster import BARE
 
     ray = Path(sys.executable).with_name("ray")
@@ -312,7 +312,7 @@ def _ray() -> str:
 
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
-    """Be a part of the cluster for as long as the block. Ends the command where there is none."""
+    """Connect to the cluster for the length of the block. Ends the command if there is none."""
     _ray()
     if address != "auto":
         _reach(address)
@@ -321,12 +321,12 @@ def _connected(address: str) -> Iterator[None]:
     import ray
     from ray.exceptions import AuthenticationError
 
-    with redirect_stdout(sys.stderr):  # Ray prints what it hears of, like a machine that died, in between
+    with redirect_stdout(sys.stderr):  # Ray prints events, like a machine that died, in between
         try:
             ray.init(address=address, namespace="hearth", log_to_driver=False, logging_level=logging.ERROR)
         except AuthenticationError:
             refuse(
-                "The cluster's token is missing or another: RAY_AUTH_TOKEN_PATH names its file (docs/cluster.md).",
+                "The cluster's token is missing or wrong: RAY_AUTH_TOKEN_PATH names its file (docs/cluster.md).",
                 code=1,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`hearth compile`: has vLLM compile the chat models once, so that their next starts on a CPU use the code at once."""
+"""`hearth compile`: has vLLM compile the chat models once, so that later starts on a CPU load the compiled code."""
 
 import asyncio
 import sys
@@ -82,7 +82,7 @@ def _chosen(config: Config, names: list[str]) -> list[ChatModelSpec]:
             refuse(f"models.yaml has no chat model {name!r}. It has: {', '.join(chats) or 'none'}.")
         if chats[name].engine.enforce_eager:
             refuse(
-                f"models.yaml says `enforce_eager: true` of {name}, so it is never run compiled. Take that out first."
+                f"{name} has `enforce_eager: true` in models.yaml, so it is never run compiled. Take that out first."
             )
     wanted = [chats[name] for name in dict.fromkeys(names or chats) if name not in adapted]
     found = [spec for spec in wanted if not spec.engine.enforce_eager]
@@ -104,7 +104,7 @@ async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, 
         weights_dir=settings.weights_dir,
         data_dir=settings.data_dir,
         ram_gib=settings.ram_gib,
-        keep_loads=False,  # with a compiler at work they take longer and more memory
+        keep_loads=False,  # with a compilation they take longer and more memory
     )
     begun = time.monotonic()
     try:
@@ -117,7 +117,7 @@ async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, 
 
 
 async def _ready(engine: Engine, *, drawn: bool) -> None:
-    """Show how it comes along until it is ready. Raises `LoadError`."""
+    """Show the progress until the model is ready. Raises `LoadError`."""
     columns = (TextColumn("  {task.description:<16}"), BarColumn(bar_width=24), TextColumn("{task.fields[phase]}"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=not drawn) as bars:
         (health,) = engine.health()

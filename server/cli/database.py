@@ -1,4 +1,4 @@
-"""`hearth usage`, `audit`, `backup` and `restore`: who used and changed what, a copy of all of it, and the way back."""
+"""`hearth usage`, `audit`, `backup` and `restore`: who used and changed what, copies of the database, their return."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _tokens(row: UsageRow) -> int:
 def charts(
     counts: Sequence[tuple[datetime, int, int]], span: tuple[datetime, datetime], step: timedelta, *, width: int
 ) -> list[Text]:
-    """Draw (start, requests, tokens) of every `step` within `span`; times of which nothing is known are empty.
+    """Draw (start, requests, tokens) of every `step` within `span`; steps without counts are empty.
 
     Where there are more steps than columns, neighbours are added up.
     """
@@ -154,7 +154,7 @@ def audit(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who changed keys and configuration, the newest first."""
+    """Show who changed keys and configuration, newest first."""
     start = None if since is None else read_time("--since", since, past, utc_now())
     entries = in_store(load_settings(data_dir=data_dir), lambda database: read_entries(database, limit, start))
     nothing = "Nothing was changed since then." if since else "Nothing was changed yet."
@@ -182,13 +182,13 @@ def backup(
         "It contains their hashes: store it safely."
     )
     typer.echo("Files of batches are not in it, nor are images and logs.")
-    typer.echo(f"To put it back: stop the server, then {HEARTH} restore {path}")
+    typer.echo(f"To restore it: stop the server, then {HEARTH} restore {path}")
 
 
 def restore(
     file: Annotated[Path, typer.Argument(help="A file written by `hearth backup`.")], *, data_dir: DataDir = None
 ) -> None:
-    """Replace the database by a backup; the old one is moved aside. Refused while a server runs.
+    """Replace the database with a backup; the old one is moved aside. Refused while a server runs.
 
     Exit code 1: it was refused, and nothing has changed.
     """
@@ -214,12 +214,12 @@ def restore(
         version, keys, aside = put_back(file, Path(url.database or ""), utc_now())
     if aside:
         typer.echo(f"The previous database was kept as {', '.join(map(str, aside))}.")
-    typer.echo(f"{file} is {url.database} now: {keys} keys, schema {version}, sound, mode 600.")
+    typer.echo(f"{url.database} is now a copy of {file}: {keys} keys, schema {version}, sound, mode 600.")
     typer.echo("Keys that were revoked since that backup work again: revoke them again. Then start the server.")
 
 
 def _detail_text(entry: AuditEntry) -> str:
-    """Write what an entry holds; in a change, two values are the one before and the one after."""
+    """Format the detail of an entry; in a change, two values are the old one and the new one."""
     parts = []
     for name, value in entry.detail.items():
         if entry.action in {"key.update", "key.expire"} and isinstance(value, list) and len(value) == 2:

@@ -1,4 +1,4 @@
-"""`hearth keys`: makes, shows, changes and ends API keys on the machine that serves, straight in its database."""
+"""`hearth keys`: makes, shows, changes and ends API keys on the machine that serves, directly in its database."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _on_new_database(settings: Settings) -> list[str]:
 
 
 def _create_all(settings: Settings, config: Config, file: Path, *, as_json: bool) -> None:
-    """Make a key of each row of a CSV file. Where one is wrong none is made, and all that are wrong are named."""
+    """Make a key of each row of a CSV file. If a row is wrong none is made, and every wrong row is named."""
     planned = _planned(config, file)
     note = _on_new_database(settings)
     made = in_store(settings, lambda database: KeyStore(database).create_all(planned), make_store=True)
@@ -153,7 +153,7 @@ def _planned(config: Config, file: Path) -> list[ApiKey]:
         refuse(f"{file} cannot be read as CSV in UTF-8: {error}", code=1)
     if wrong := [column for column in columns if column not in _CSV_COLUMNS]:
         refuse(
-            f"{file} has columns that are not known: {', '.join(map(repr, wrong))}. Known, separated by commas: "
+            f"{file} has unknown columns: {', '.join(map(repr, wrong))}. Known, separated by commas: "
             f"{', '.join(_CSV_COLUMNS)}."
         )
     if missing := {"name", "tier"} - {*columns}:
@@ -372,7 +372,7 @@ async def _id_of(given: str, store: KeyStore) -> str:
     same = [key for key in keys if key.name == given]
     named = [key.public_id for key in same if key.revoked_at is None] or [key.public_id for key in same]
     if not named or public_id_in(given) in {key.public_id for key in keys}:
-        unknown = f"No key has this name, and it is no id of a key. `{HEARTH} keys list` shows ids and names."
+        unknown = f"No key has this name or id. `{HEARTH} keys list` shows ids and names."
         return public_id_in(given) or refuse(unknown)
     if len(named) > 1:
         refuse(f"{len(named)} keys have this name: {', '.join(named)}. Name one of them by its id.")
@@ -393,7 +393,7 @@ def _limit_given(name: str, text: str) -> int | None:
 
 
 def _tiers(settings: Settings) -> Tiers | None:
-    """Read the tiers; None, with a word on stderr, where models.yaml cannot be read: keys are shown all the same."""
+    """Read the tiers; None, with a line on stderr, where models.yaml cannot be read: keys are shown anyway."""
     try:
         return load_config(settings.models).tiers
     except EngineError as error:
@@ -429,7 +429,7 @@ def _short(data: Data) -> str:
 
 
 def _sentence(data: Data) -> str:
-    """Return the limits as a line of their own, below what was done to the key."""
+    """Return the limits as a line, printed below what was done to the key."""
     short = _short(data)
     note = f" ({_OWN} its own; the others are its tier's)" if _OWN in short else ""
     return f"Limits: {short}.{note}"

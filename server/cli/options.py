@@ -1,6 +1,6 @@
 """What commands share: options, the opened database, one way to print for people or as JSON, and one to refuse.
 
-Every command imports this file, and none of them all that is in it: what takes time is imported where it is used.
+Every command imports this file, so what takes time to import is imported where it is used.
 Exit codes: 1, the database, models.yaml or weights cannot be used; 2, a wrong argument.
 """
 
@@ -35,7 +35,7 @@ Models = Annotated[Path | None, typer.Option(help="The server's models.yaml [HEA
 
 
 class Commands(TyperGroup):
-    """Commands that may raise what our own parts raise: its message is said on stderr, and they end."""
+    """Commands whose errors, if they are of our own classes, end them with the message on stderr."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
         except Exception as error:
             code = _exit_code(error)
             if isinstance(error, PermissionError) and error.filename is not None:
-                refuse(f"{error.filename} is not open to this user. Run this as the user of the server.", code=1)
+                refuse(f"This user may not open {error.filename}. Run this as the user of the server.", code=1)
             if code is None:
                 raise
             refuse(str(error), code=code)
@@ -66,7 +66,7 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def refuse(message: str, *, code: int = 2) -> NoReturn:
-    """Say why not on stderr, and end."""
+    """Print the reason on stderr, and end."""
     typer.echo(message, err=True)
     raise typer.Exit(code)
 
@@ -96,7 +96,7 @@ def hardware_for(
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:
-    """Run `work` on the opened database. Only with `make_store` is one made where there is none."""
+    """Run `work` on the opened database. A missing one is made only with `make_store`."""
     import asyncio
 
     from server.settings import database_url
@@ -134,7 +134,7 @@ def key_named(given: str | None) -> str | None:
     if given is None:
         return None
     # What was typed is not repeated: it may be part of a secret
-    unknown = f"That is no id of a key. An id is 12 letters and digits; `{HEARTH} keys list` shows ids and names."
+    unknown = f"That is not the id of a key. An id is 12 letters and digits; `{HEARTH} keys list` shows ids and names."
     return public_id_in(given) or refuse(unknown)
 
 

@@ -108,7 +108,7 @@ def disk_usage(folder: Path) -> tuple[int, int, int]:
 
 
 def missing_of(config: Config, weights_dir: Path, found: Plan) -> Missing:
-    """Return each model whose variant of the plan is not here, and that; whatever voices are there will do."""
+    """Return each model whose planned variant is not here, with the variant. Of voices any will do."""
     missing = []
     for model, variant in found.chosen.items():
         spec = config.models[model]
@@ -180,7 +180,7 @@ def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
         if variant.repository is None:
             typer.echo(f"{spec.id}: {variant.id} is not here. Add it {_how_to_add(spec, variant)}.")
     if not fetched:
-        typer.echo("\nEverything that is fetched is here.")
+        typer.echo("\nEverything that can be fetched is here.")
         return
     _ask(settings, fetched, yes=yes)
     if not pulled(settings.weights_dir, [wanted_of(variant) for _, variant in fetched]):
@@ -188,7 +188,7 @@ def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
 
 
 def _unfit(hardware: Hardware) -> str | None:
-    """Say why GPUs cannot be used here, and what to do. None: they can, or the processor is to be used."""
+    """Say why GPUs cannot be used here, and what to do. None: they can, or the CPU is to be used."""
     from engine.backends.vllm.processes import runs_on_cpu
 
     if runs_on_cpu():
@@ -197,13 +197,13 @@ def _unfit(hardware: Hardware) -> str | None:
         return (
             f"No GPU can be used: {hardware.problem}. Pick one: 1. install NVIDIA's driver {_OLDEST_DRIVER} or newer, "
             "restart and see that nvidia-smi lists the GPU; 2. ./scripts/serve --real --cpu serves small models on the "
-            f"processor; 3. ./scripts/serve starts the demos. {HEARTH} doctor looks closer."
+            f"CPU; 3. ./scripts/serve starts the demos. {HEARTH} doctor looks closer."
         )
     cuda = read_cuda()
     if cuda.driver is not None and cuda.torch is not None and cuda.driver < cuda.torch:
         there, needed = (".".join(map(str, version)) for version in (cuda.driver, cuda.torch))
         return (
-            f"The NVIDIA driver {hardware.driver} knows CUDA {there}, and CUDA {needed} is needed: install driver "
+            f"The NVIDIA driver {hardware.driver} supports CUDA {there}, and CUDA {needed} is needed: install driver "
             f"{_OLDEST_DRIVER} or newer, restart, and run the same command."
         )
     return None

@@ -1,4 +1,4 @@
-"""`hearth status`, `reload` and `requests`: how the running server stands, and what it has refused lately."""
+"""`hearth status`, `reload` and `requests`: the state of the running server, and what it has refused lately."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def status(
 
 
 def follow(data_dir: Path, *, as_json: bool) -> None:
-    """Show how the server stands, and what went wrong lately, every 2 s until Ctrl-C. Raises what one look does."""
+    """Show the server's state, and what went wrong lately, every 2 s until Ctrl-C. Raises as `_read` does."""
     in_place = sys.stdout.isatty() and not as_json  # into a pipe a Live writes nothing before its end
     drawn = Live(auto_refresh=False) if in_place else contextlib.nullcontext()
     with contextlib.suppress(KeyboardInterrupt), drawn as live:
@@ -116,7 +116,7 @@ def shown(found: Status) -> list[RenderableType]:
 
 
 def standing(found: Status) -> str:
-    """Say how all of it stands: `is ready`, or how many models are served where some have failed."""
+    """Say the state in words: `is ready`, or how many models are served if some have failed."""
     failed = sum(model.status == "failed" for model in found.models)
     if found.status != "failed" or not failed:
         return f"is {found.status}"
@@ -242,7 +242,7 @@ def reload(*, data_dir: DataDir = None) -> None:
 
 
 def _show_outcome(outcome: Outcome) -> bool:
-    """Say what the server has taken over; False if it refused some of it."""
+    """Say what the server has applied; False if it refused some of it."""
     certificate = outcome.certificate
     if outcome.refused is not None:
         typer.echo(f"The server (process {outcome.pid}) did not apply models.yaml: {outcome.refused}", err=True)
@@ -261,7 +261,7 @@ def _show_outcome(outcome: Outcome) -> bool:
 
 
 def _settled(data_dir: Path, changed: set[str]) -> bool:
-    """Say how the changed models fare, if the server does; False if one has failed already."""
+    """Say the states of the changed models, if the server answers; False if one has failed already."""
     states: list[ModelState] = []
     deadline = time.monotonic() + _AT_ONCE_SECONDS
     while changed:
@@ -292,7 +292,7 @@ def requests(
     """Show the latest requests that were refused or failed.
 
     The server keeps the last 1,000, until it is restarted; logs/access.jsonl has a line for each request.
-    Of what clients send, it has only `path`, escaped and cut, and `field`, if the API knows it. `model` may be one that
+    Of clients' own text only `path` is kept, escaped and cut, and `field`, if the API knows it. `model` may be one that
     the key may not use.
     """
     start = read_time("--since", since, past, datetime.now(UTC))
@@ -303,7 +303,7 @@ def requests(
     shown = [one for one in found.data if moment(one.at) >= start][:limit]
     nothing = (
         f"Nothing was refused since {start:%Y-%m-%d %H:%M} UTC, or since the server's start if that was later. "
-        f"Of before, {folder / 'logs'}/access.jsonl knows."
+        f"Earlier ones are in {folder / 'logs'}/access.jsonl."
     )
     tell(
         {"data": [one.model_dump() for one in shown]},

@@ -1,7 +1,7 @@
 """`hearth voices`: which voices there are and what is wrong with the rest; `say` has one speak, `add` fetches one.
 
-No server is needed. A neural voice is verified like all weights, its licence is shown, and it gets a name. Nothing is
-installed: where what runs its family is missing, the command says how to install it.
+No server is needed. A neural voice is verified like all weights, its licence is shown, and it gets a name. Packages
+are not installed: where its family needs one that is missing, the command says how to install it.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Source:
     pickled: bool = False
     """Its weights are converted here."""
     voices: tuple[dict[str, str], ...] = ()
-    """Of a model that makes voices of instructions: those that it is given."""
+    """Of a model that makes voices from instructions: the instructions."""
     tells_all: bool = False
-    """What its voices are called, and whether they are a woman's or a man's, is known without the admin."""
+    """Names and genders of its voices are known: the admin need not give them."""
 
 
 # A woman's and a man's voice in each language of the voices that come with Hearth.
@@ -126,7 +126,7 @@ _OMNIVOICE_VOICES = tuple(
     for language in ("am", "so", "ti", "om", "en")
     for gender in ("female", "male")
 )
-# By what they are called, which is also their folder.
+# By source, which is also the folder.
 _WHOLE = {
     "kokoro": Source(
         repository="hexgrad/Kokoro-82M",
@@ -147,7 +147,7 @@ _WHOLE = {
 
 
 def source_in(weights: str, folder: str) -> str | None:
-    """Return what to call the source that is added as `folder`; None: that is no whole model which is known here."""
+    """Return the source that is added as `folder`, or None if that is not in `_WHOLE`."""
     return next((name for name in _WHOLE if f"{weights}/{name}" == folder), None)
 
 
@@ -194,7 +194,7 @@ def add(  # noqa: PLR0913 - one argument per option
         typer.Option(help="What the voice sounds like. Needed for mms and piper, whose files do not say."),
     ] = None,
     voice_id: Annotated[
-        str | None, typer.Option("--id", help="What clients send. selam takes the shipped Selam's place.")
+        str | None, typer.Option("--id", help="What clients send. selam replaces the shipped Selam.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Shown to people.")] = None,
     accept_licence: Annotated[bool, typer.Option("--accept-licence", help="Do not ask about the licence.")] = False,
@@ -228,7 +228,7 @@ def add(  # noqa: PLR0913 - one argument per option
     if not found:
         refuse(" ".join(remarks), code=1)
     licence = found[0].licence
-    with contextlib.ExitStack() as undo:  # it is here to be read, and must not stay if it is refused
+    with contextlib.ExitStack() as undo:  # its files name the licence; if that is refused, they must not stay
         if wanted.licence is None:
             undo.callback(remove, settings.weights_dir, folder)
             _ask(licence or "unknown", accepted=accept_licence)
@@ -258,7 +258,7 @@ def _ask(licence: str, *, accepted: bool) -> None:
 
 
 def _write(place: Path, voices: Sequence[dict[str, str]], licence: str | None) -> None:
-    """Say in voices.yaml what the model's files do not; what people wrote there stays."""
+    """Write to voices.yaml what the model's files do not say; a file that is there stays."""
     file = place / FILE
     if not voices or file.exists():
         return

@@ -1,6 +1,6 @@
-"""`hearth weights`: fetches models, says what lies there and whether it is whole, carries it to another machine.
+"""`hearth weights`: fetches models, lists and verifies them, carries them to another machine.
 
-What is fetched, and how, is engine/weights'; here is which repositories a name means, and how far files are.
+engine/weights does the work; this file finds the repository that a name means, and shows progress.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def verify_command(
     _check_there(root, names)
     found = {name: verified(root / check_folder_name(name), name, quiet=as_json) for name in names}
     listed = [{"folder": name, "ok": not problems, "problems": problems} for name, problems in found.items()]
-    lines = [f"{name}: {'; '.join(problems) or 'all files are what was fetched'}" for name, problems in found.items()]
+    lines = [f"{name}: {'; '.join(problems) or 'all files are as fetched'}" for name, problems in found.items()]
     nothing = f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants."
     tell({"weights": listed}, *(lines or [nothing]), as_json=as_json)
     damaged = [name for name, problems in found.items() if problems]
@@ -239,13 +239,13 @@ def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) 
 
 
 def _planned(config: Config, settings: Settings, gpus: str | None, again: Collection[str]) -> dict[str, Wanted]:
-    """Return what the plan wants from a hub, by model; those in `again` without the folders of their own."""
+    """Return what the plan wants from a hub, by model; own folders of models in `again` do not count."""
     chosen = plan_for(config, settings, hardware_for(settings, gpus), again).chosen
     return {model: wanted_of(variant) for model, variant in chosen.items() if variant and variant.repository}
 
 
 def plan_for(config: Config, settings: Settings, hardware: Hardware, again: Collection[str] = ()) -> Plan:
-    """Make the plan; models in `again` without the folders of their own. Raises `WeightsError` where there is none."""
+    """Make the plan; own folders of models in `again` do not count. Raises `WeightsError` if there is none."""
     own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in again}
     found = plan(config, hardware, Footprints.read(settings.data_dir), own)
     if isinstance(found, Refusal):
@@ -266,7 +266,7 @@ def users(config: Config, folder: str) -> list[str]:
 
 
 def serving(config: Config, settings: Settings, folder: str) -> list[str]:
-    """Return the models that the running server serves from a folder, or may: those that it cannot tell of yet."""
+    """Return the models that the running server serves from a folder, or may: of some it cannot say yet."""
     possible = users(config, folder)
     loaded = {}
     with contextlib.suppress(StatusError):
@@ -345,7 +345,7 @@ def _pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
 
 
 def verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
-    """Return what is wrong with a folder; nothing where every file is what was fetched."""
+    """Return what is wrong with a folder; nothing if every file is as fetched."""
     try:
         with _progress(name, required_manifest(folder).size_bytes, quiet=quiet) as report:
             return verify(folder, report)
@@ -367,7 +367,7 @@ def _all_complete(root: Path) -> list[str]:
 
 
 def _check_there(root: Path, folders: Sequence[str]) -> None:
-    """Raise `WeightsError` before anything is done or asked, where no such folder is there or was ever begun."""
+    """Raise `WeightsError` for folders of which nothing is here, before anything is done or asked."""
     wanted = dict.fromkeys(map(check_folder_name, folders))
     absent = [one for one in wanted if not any(map(os.path.lexists, (root / one, Pull(root, one).root)))]
     if absent:
@@ -394,7 +394,7 @@ def _carry_all(folders: Mapping[str, Path], root: Path, *, as_json: bool) -> Non
 
 @contextlib.contextmanager
 def _progress(what: str, total: int, there: int = 0, *, quiet: bool) -> Iterator[Report]:
-    """Show how far files are, told by several threads: bars in a terminal, now and then a line anywhere else.
+    """Show the progress of files, from several threads: bars in a terminal, else a line now and then.
 
     `total` is the bytes of all files, `there` what of it was there before.
     """
@@ -413,7 +413,7 @@ def _progress(what: str, total: int, there: int = 0, *, quiet: bool) -> Iterator
             now = time.monotonic()
             with lock:
                 if path not in tasks:
-                    # What is there already does not count as speed
+                    # What was there already does not count for the rate
                     tasks[path] = bars.add_task(f"  {path}", total=size, completed=done)
                 bars.update(tasks[path], completed=done, visible=done < size)
                 together = int(max(there, sum(task.completed for task in bars.tasks[1:])))

@@ -1,4 +1,4 @@
-"""`hearth doctor`: looks at everything that has to be right and says in one line each how it is and what to do.
+"""`hearth doctor`: checks everything that has to be right; one line per check says how it is and what to do.
 
 It leaves nothing changed: a key that it makes is deleted.
 """
@@ -84,7 +84,7 @@ def _findings(
         given = load_settings(**folders)
     except SettingsError as error:
         yield "settings", problem(str(error), "docs/settings.md has all of them")
-        yield "all else", skipped("needs valid settings", "correct them, then again")
+        yield "all else", skipped("needs valid settings", "correct them, then run this again")
         return
     config = running = None
     try:
@@ -104,7 +104,7 @@ def _findings(
     if self_test and running is None:
         yield "self-test", skipped("no running server answers here", "start one with scripts/serve, then try again")
     elif self_test:
-        from server.cli.doctor.selftest import selftest  # its HTTP client is a good part of a short run
+        from server.cli.doctor.selftest import selftest  # importing its HTTP client takes a good part of a short run
 
         yield from (("self-test", finding) for finding in selftest(case))
 

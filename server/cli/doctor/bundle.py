@@ -48,7 +48,7 @@ Made by `hearth doctor --bundle` at {at}.
 In it: versions and the platform, the settings, models.yaml as it was read, the plan, what `hearth doctor` found
 (without requests to the server), and of the running server its state, what it refused or failed lately, the last lines
 of its log, and its metrics. Left out: keys, passwords, addresses of clients, paths that clients asked for, and
-everything that clients wrote. Names of users in paths are masked. Look through it before you give it away.
+everything that clients wrote. Names of users in paths are masked. Look through it before you share it.
 """
 
 
@@ -62,7 +62,7 @@ def write_bundle(file: Path, case: Case | None, findings: Sequence[tuple[str, Fi
     try:
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        refuse(f"{file} has come into being meanwhile, and is not overwritten. Name another file.", code=1)
+        refuse(f"{file} was made meanwhile, and is not overwritten. Name another file.", code=1)
     except OSError as error:
         refuse(f"{file} cannot be written: {error.strerror}. Name a file in a folder of yours.", code=1)
     with os.fdopen(opened, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
@@ -75,7 +75,7 @@ def write_bundle(file: Path, case: Case | None, findings: Sequence[tuple[str, Fi
 
 
 def _parts(case: Case | None, findings: Sequence[tuple[str, Finding]]) -> tuple[dict[str, Any], list[str]]:
-    """Return texts and data by the names of their files, and words to take out of all of them."""
+    """Return texts and data by file name, and words to mask in all of them."""
     running = None if case is None else case.running
     server = "No server answered on this data directory: only what is on the disk is in it."
     if running is not None:
@@ -108,7 +108,7 @@ def _parts(case: Case | None, findings: Sequence[tuple[str, Finding]]) -> tuple[
 
 
 def _users(given: Settings) -> list[str]:
-    """Return who runs this, and whose the data directory is; not what says nothing of a person."""
+    """Return the names of this user and of the data directory's owner, but for those that name no person."""
     found = set()
     for number in {os.geteuid(), *(path.stat().st_uid for path in [given.data_dir] if path.exists())}:
         with suppress(KeyError):

@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How one thing is, and what to do about it where it is not well."""
+    """The result of one check, and what to do if it is not well."""
 
     verdict: Literal["ok", "warning", "problem", "skipped"]
     message: str
@@ -100,7 +100,7 @@ def case_of(given: Settings, config: Config | None, running: Status | None) -> C
 
 
 def settings(case: Case) -> Iterator[Finding]:
-    """Values that are right one by one, and do not go together, or not with those of the running server."""
+    """Values that are valid one by one, but contradict each other or the running server's."""
     given = case.settings
     wrong = list(_contradictions(given))
     names = ", ".join(sorted(f"HEARTH_{name.upper()}" for name in given.model_fields_set))
@@ -165,7 +165,7 @@ def _open_to_others(given: Settings) -> Iterator[Finding]:
         *((file, 0o007, "other users can read it", "chmod 600") for file in secrets),
         (given.models, 0o002, "other users can change what is served", "chmod o-w"),
     ):
-        with contextlib.suppress(OSError):  # it is not there, or not for us to see: its folder's owner is told below
+        with contextlib.suppress(OSError):  # absent, or unreadable for us: then the folder's owner is reported below
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & forbidden:
                 finding = problem if mode & 0o007 else warning
@@ -201,16 +201,16 @@ def database(case: Case) -> Iterator[Finding]:
 
 
 def tls(case: Case) -> Iterator[Finding]:
-    """Look at the files, and whether the running server shows what they hold. Nothing where plain HTTP is spoken."""
+    """Check the files, and whether the running server shows their certificate. Nothing for plain HTTP."""
     given = with_running_tls(case)
     yield from certificate(given, case.now)
     if case.running is None or case.running.base_url is None or given.tls_cert is None:
         return
     at = urlsplit(case.running.base_url)
     try:
-        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=10)  # looks only
+        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=10)  # not verified
         same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(first_certificate(given.tls_cert))
-    except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
+    except (OSError, ValueError):  # the self-test reports a silent server; a broken file was reported above
         return
     if not same:
         yield problem(
@@ -220,7 +220,7 @@ def tls(case: Case) -> Iterator[Finding]:
 
 
 def with_running_tls(case: Case) -> Settings:
-    """Return the settings with host, certificate and key as the running server was given them, by whatever way."""
+    """Return the settings with the running server's host, certificate and key, which flags may have set."""
     if case.running is None:
         return case.settings
     given = case.running.paths.model_dump(include={"tls_cert", "tls_key"})
@@ -250,7 +250,7 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
 
 
 def _name(given: Settings, pair: Certificate) -> Iterator[Finding]:
-    """Compare with the host that clients are told. Behind a proxy that one is the proxy's to prove."""
+    """Compare with the host that clients are told. Behind a proxy, the proxy's certificate has to be for that."""
     public = urlsplit(given.public_base_url or "")
     if given.trusted_proxies or (given.public_base_url and public.scheme != "https"):
         return
@@ -352,7 +352,7 @@ def _voices(model: str, offered: Catalogue) -> Iterator[Finding]:
 
 
 def _missing_room(case: Case) -> Iterator[Finding]:
-    """Whether what the plan wants and is not here would fit on the disk."""
+    """Whether the planned weights that are not here would fit on the disk."""
     if case.config is None or not isinstance(case.plan, Plan):
         return
     missing = missing_of(case.config, case.settings.weights_dir, case.plan)
@@ -379,7 +379,7 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
             yield problem(f"{one.folder} is incomplete: files are missing or have another size", again)
         elif one.state == "partial":
             yield warning(
-                f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
+                f"{one.folder} is partly fetched ({size_text(one.size_bytes)})",
                 f"{HEARTH} weights pull {one.folder} or the same import goes on; "
                 f"{HEARTH} weights remove {one.folder} frees the space",
             )
@@ -392,7 +392,7 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
 
 
 def gpu(case: Case) -> Iterator[Finding]:
-    """GPUs, and whether the installed build goes with them."""
+    """GPUs, and whether the installed build is for them."""
     hardware = case.hardware
     if not hardware.gpus and case.on_cpu_build:
         features = f" ({', '.join(hardware.cpu_features)})" if hardware.cpu_features else ""
@@ -444,7 +444,7 @@ def cuda(case: Case) -> Iterator[Finding]:
         yield warning(f"torch is built for CUDA {_dotted(build)}; the {_driver(case)} does not say")
     elif driver[0] < build[0]:  # within one major version newer libraries run on older drivers
         yield problem(
-            f"torch is built for CUDA {_dotted(build)}, the driver ends at CUDA {_dotted(driver)}",
+            f"torch is built for CUDA {_dotted(build)}, the driver supports up to CUDA {_dotted(driver)}",
             f"install a driver for CUDA {build[0]} or newer (`nvidia-smi` shows which CUDA it is for)",
         )
     else:
@@ -452,7 +452,7 @@ def cuda(case: Case) -> Iterator[Finding]:
 
 
 def memory(case: Case) -> Iterator[Finding]:
-    """What the models need against what there is."""
+    """Compare the memory that the models need with what there is."""
     found, hardware = case.plan, case.hardware
     if found is None:
         yield skipped("memory is not planned: models.yaml cannot be read")
@@ -471,7 +471,7 @@ def memory(case: Case) -> Iterator[Finding]:
 
 
 def disk(case: Case) -> Iterator[Finding]:
-    """What is left where data and weights are."""
+    """The free space of the disks of data and weights."""
     told = None if case.running is None else case.running.reserve_bytes
     reserve = reserve_bytes(case.settings) if told is None else told
     for name, folder in {"data": case.settings.data_dir, "weights": case.settings.weights_dir}.items():
@@ -509,7 +509,7 @@ def port(case: Case) -> Iterator[Finding]:
 
 
 def clock(case: Case) -> Iterator[Finding]:
-    """Compare it with the date of our own files, which cannot be in the future."""
+    """Compare the time with the date of our own files, which cannot be in the future."""
     now = datetime.fromtimestamp(case.now, UTC)
     installed = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
     if now < installed - timedelta(days=1):

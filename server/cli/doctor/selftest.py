@@ -94,7 +94,7 @@ def _of_model(model: Mapping[str, Any], voices: Sequence[str]) -> Iterator[Call]
 
 
 def _hum() -> bytes:
-    """A second of sound that nobody would take for silence."""
+    """A second of sound that is clearly not silence."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)
@@ -131,7 +131,7 @@ def selftest(case: Case) -> Iterator[Finding]:
 
 
 def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
-    """Say what it means that nothing, or something else, answers at the address of the server that was just there."""
+    """Say why the server that just answered does so no more, or why something else answers at its address."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         reason = re.sub(r"^\[SSL: \w+\] | \(\w+\.c:\d+\)$", "", str(error))  # without the place in OpenSSL's source
         return problem(
@@ -146,7 +146,7 @@ def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
 
 @contextmanager
 def _key(settings: Settings, config: Config) -> Iterator[str]:
-    """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
+    """Make a key that may use models and read metrics, and change nothing; delete it at the end, whatever happens."""
     tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
     scopes, end = (*DEFAULT_SCOPES, "metrics"), utc_now() + timedelta(minutes=30)
     text, key = in_store(
@@ -160,10 +160,10 @@ def _key(settings: Settings, config: Config) -> Iterator[str]:
 
 
 def _client(running: Status, key: str) -> httpx2.Client:
-    """Return a client that believes the very certificate that the server was told to show.
+    """Return a client that trusts only the certificate that the server was told to show.
 
-    The name is not compared, since we call by an address of this machine what is made for a name that clients use
-    (`tls` looks at that); only the owner of its key can show this certificate, which says more than a name.
+    The name is not compared: the certificate has the name that clients use (`tls` checks that), and we call an address
+    of this machine. Only the owner of its key can show this certificate, which proves more than a name.
     """
     cert = running.paths.tls_cert
     return httpx2.Client(
@@ -171,7 +171,7 @@ def _client(running: Status, key: str) -> httpx2.Client:
         headers={"Authorization": f"Bearer {key}"},
         timeout=httpx2.Timeout(_LONGEST_SECONDS, connect=5),
         verify=True if cert is None else trusting(Path(cert)),
-        trust_env=False,  # a proxy of this machine's user has no business here
+        trust_env=False,  # not through the user's proxy
     )
 
 
@@ -182,7 +182,7 @@ def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterato
             found = warning("health/ready: models are still loading", "run this again later")
         yield found
         if call.path == "/v1/models" and found.verdict == "problem":
-            return  # the key is not known there, and nothing else would come of it
+            return  # the server does not know the key: all else would fail too
     listed = {one["id"]: one for one in _asked(client, "/v1/models").get("data", [])}
     for state in running.models:
         model = listed.get(state.id)
@@ -207,7 +207,7 @@ def _voices(client: httpx2.Client, model: dict[str, Any]) -> list[str]:
 
 
 def _asked(client: httpx2.Client, path: str, **query: str) -> dict[str, Any]:
-    """Return the content of a list that has answered before; nothing if it does not any more, as a server that ends."""
+    """Return the content of a list; empty where the server, which may be ending, refuses."""
     response = client.get(path, params=query)
     answer: dict[str, Any] = response.json() if response.is_success else {}
     return answer
@@ -221,17 +221,17 @@ def _tried(client: httpx2.Client, call: Call) -> Finding:
             sent = {"data": call.body, "files": {"file": ("sound.wav", call.file)}}
         response = client.request("GET" if call.body is None else "POST", call.path, **sent)
     except httpx2.ConnectError:
-        raise  # no server is there: the calls to come would say no more than this one
+        raise  # no server is there: further calls would tell no more
     except httpx2.TimeoutException:
         return problem(f"{call.name}: no answer within {_LONGEST_SECONDS:.0f} s")
     except httpx2.HTTPError as error:
         return problem(f"{call.name}: {error or type(error).__name__}")
     seconds = round(time.monotonic() - began, 4)
     content = response.content
-    failure = _ERROR.search(content)  # a stream and a batch have it in an answer of status 200
+    failure = _ERROR.search(content)  # streams and batches report it with status 200
     words = json.loads(failure[1]) if failure else content[:160].decode(errors="replace")
     if response.status_code != httpx2.codes.OK:
         return problem(f"{call.name}: HTTP {response.status_code}: {words}")
     if failure or not re.search(call.pattern, content):
-        return problem(f"{call.name}: the answer is not what it should be: {words}")
+        return problem(f"{call.name}: the answer is wrong: {words}")
     return Finding("ok", f"{call.name}: {len(content)} bytes", seconds=seconds)

@@ -70,11 +70,11 @@ def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: P
         assert "does not answer" in hearth(server, key, *asked, "--url", "http://127.0.0.1:1/v1").stderr
     for wrong in ("http://127.0.0.1:80a0/v1", "http://[::1/v1"):
         said = hearth(server, key, "list", "--url", wrong)
-        assert (said.returncode, f"{wrong} is no address" in said.stderr) == (2, True), said.stderr
+        assert (said.returncode, f"{wrong} is not an address" in said.stderr) == (2, True), said.stderr
     assert "HEARTH_KEY has a character that no key has" in hearth(server, Key("hk_\u2026"), "list").stderr
     file = tmp_path / "wrong.jsonl"
     file.write_bytes(b"nonsense\n")
-    assert "names no `url`" in hearth(server, key, "run", file).stderr
+    assert "has no `url`" in hearth(server, key, "run", file).stderr
     kept = {entry.name for entry in (server.data_dir / "batches" / "files").iterdir()}
     refused = hearth(server, key, "run", file, "--endpoint", "/v1/foo")
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -85,5 +85,5 @@ def test_what_is_wrong_is_said_in_one_line(server: Server, key: Key, tmp_path: P
     failed = hearth(server, key, "run", file, "--endpoint", "/v1/chat/completions")
     assert failed.returncode == 1
     assert "failed: the file was refused, and no line was answered" in failed.stdout
-    assert f"Of an earlier run: {before}" in failed.stdout
+    assert f"From an earlier run: {before}" in failed.stdout
     assert "line 1: This line is not a JSON object" in failed.stderr

@@ -66,7 +66,7 @@ def test_a_gpu_with_its_driver_and_build_is_well(case: Case):
 def test_a_driver_older_than_torchs_cuda_is_a_problem_with_a_remedy(case: Case):
     (cuda,) = checks.cuda(with_gpu(case, (8, 9), Cuda((12, 8), (13, 0))))
     assert cuda.verdict == "problem"
-    assert cuda.message == "torch is built for CUDA 13.0, the driver ends at CUDA 12.8"
+    assert cuda.message == "torch is built for CUDA 13.0, the driver supports up to CUDA 12.8"
     assert cuda.remedy is not None
     assert "a driver for CUDA 13" in cuda.remedy
 

@@ -298,7 +298,7 @@ def test_a_name_that_one_key_has_stands_for_its_id_in_each_verb(keys: Keys) -> N
         assert "effective_limits" in json.loads(told.stdout)
     for verb in (["show"], ["update", "--notes", "new"], ["expire", "--never"], ["rotate"], ["revoke"]):
         assert "2 keys have this name" in keys(verb[0], "laptop", *verb[1:]).stderr
-        assert "no id of a key" in keys(verb[0], "nobody's", *verb[1:]).stderr
+        assert "No key has this name or id" in keys(verb[0], "nobody's", *verb[1:]).stderr
 
 
 def test_list_leaves_out_keys_that_do_not_work_any_more_if_asked_to(keys: Keys) -> None:
@@ -358,7 +358,7 @@ def test_of_a_file_with_mistakes_no_key_is_made_and_each_line_is_named(keys: Key
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name,teir\na,standard\n", "columns that are not known: 'teir'"),
+        ("name,teir\na,standard\n", "unknown columns: 'teir'"),
         ("name\na\n", "has no column tier"),
         ("", "has no column name"),
         ("name,tier\n", "has no row"),

@@ -151,7 +151,7 @@ def test_one_model_that_fails_does_not_keep_the_others_from_coming(hub: HubServe
 
 def test_verify_names_damaged_files_and_its_exit_code_tells(hub: HubServer, shelf: Shelf):
     shelf.run(*PULL)
-    assert "all files are what was fetched" in shelf.run("verify")[0]
+    assert "all files are as fetched" in shelf.run("verify")[0]
     content = bytearray((shelf.weights / NAME / SHARD).read_bytes())
     content[5000] ^= 1
     (shelf.weights / NAME / SHARD).write_bytes(content)

@@ -94,7 +94,7 @@ def test_a_machine_is_not_started_with_what_it_cannot_use(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
         said = up("--head", f"--node-manager-port={taken}", **settings)
-        assert f"Port {taken} cannot be listened on: Address already in use." in said
+        assert f"Port {taken} cannot be used: Address already in use." in said
     ports = (f"--{name}-port={free_port()}" for name in _PORTS)
     own = {name: str(free_port()) for name in (*PORTS, "HEARTH_PORT")}
     assert "Nothing answers at 127.0.0.1:9." in up("--address=127.0.0.1:9", *ports, **own, **settings)
