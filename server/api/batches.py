@@ -313,7 +313,7 @@ def _checked(fields: dict[str, str]) -> FileBody:
 
 @files.get("")
 async def list_files(query: Annotated[FilesQuery, Query()], caller: BatchCaller, store: _TheStore) -> FilePage:
-    """List your files, the newest first."""
+    """List your files, newest first."""
     rows = await store.files(
         await store.owners(caller.key.public_id),
         limit=query.limit + 1,
@@ -456,7 +456,7 @@ async def create_batch(body: BatchBody, caller: BatchCaller, store: _TheStore, r
 
 @router.get("")
 async def list_batches(query: Annotated[BatchesQuery, Query()], caller: BatchCaller, store: _TheStore) -> BatchPage:
-    """List your batches, the newest first."""
+    """List your batches, newest first."""
     owners = await store.owners(caller.key.public_id)
     rows = await store.batches(owners, limit=query.limit + 1, after=query.after)
     return BatchPage.of([BatchObject.of(row) for row in rows], query.limit)

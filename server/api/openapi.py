@@ -32,15 +32,15 @@ _ALWAYS = {
     503: "Busy, loading or ending: `Retry-After` says when to come back, if that is known.",
 }
 _WITH_BODY = {
-    400: "A bad or missing field, no strict JSON, too long for the model, or beyond what it can do.",
+    400: "A bad or missing field, not strict JSON, too long for the model, or beyond what it can do.",
     408: "The body stopped coming: `request_timeout`.",
     413: "The body is too large: `request_too_large`.",
     415: "The body is compressed or not JSON: `unsupported_media_type`.",
 }
 _WITH_FILE = {
-    400: "A bad or missing field, or no complete form.",
+    400: "A bad or missing field, or an incomplete form.",
     413: "The file is too large: `request_too_large`.",
-    415: "The body is compressed or no form: `unsupported_media_type`.",
+    415: "The body is compressed or not a form: `unsupported_media_type`.",
     507: "The disk is full: `insufficient_storage`.",
 }
 _FILE = {"type": "string", "format": "binary"}

@@ -55,7 +55,7 @@ async def read_upload(
     refusal = _refusal(declared, most_bytes, left_bytes, setting)
     if refusal is None and not await folder.run(folder.has_room, max(declared, 0)):
         refusal = disk_full()
-    if refusal is not None:  # what still comes uvicorn drops, within reason: the client reads the answer
+    if refusal is not None:  # uvicorn drops some of what still comes, so that the client reads the answer
         if declared > DRAIN_BYTES:
             refusal.headers["Connection"] = "close"
         raise refusal

@@ -1,7 +1,7 @@
 """What `hearth plan`, `hearth doctor` and `hearth weights pull` say, over HTTP: each runs as a process of its own.
 
-They read the disk, hash files and ask GPUs for seconds or hours: nothing for the process that serves. Of the commands
-one runs at a time; a download goes on when its watcher leaves, as it would in a terminal of its own.
+They read the disk, hash files and ask GPUs for seconds or hours: too long for the process that serves. Plan and doctor
+run one at a time; a download goes on when its watcher leaves.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from server.validation import spelled
 _SECONDS = 240.0
 _HEARTH = "import sys; sys.argv[0] = 'hearth'; from server.cli import main; main()"
 _KEPT_LINES = 200
-# For the page: docs/admin-api.md has them, the description for programs that make clients has not.
+# For the page: docs/admin-api.md describes them, /openapi.json does not.
 router = APIRouter(
     prefix="/v1/admin", include_in_schema=False, route_class=StrictRoute, dependencies=[Depends(KeyWith("admin"))]
 )
@@ -49,11 +49,11 @@ class PullBody(Body):
 
 @dataclass(slots=True)
 class Commands:
-    """One per app: the command that runs, and what the download has said so far."""
+    """One per app: the command that runs, and what the download has printed so far."""
 
     settings: Settings
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
-    """That of the server's start. What is added for its engines, HF_HUB_OFFLINE among it, is not for commands."""
+    """As at the server's start: what it sets later for engines, like HF_HUB_OFFLINE, is not for commands."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     pulling: asyncio.Lock = field(default_factory=asyncio.Lock)
     pull: "Pull | None" = None
@@ -94,7 +94,7 @@ class Commands:
 
 @dataclass(eq=False)
 class Pull:
-    """A download at work, or the last one: what it says, line by line, for all who watch."""
+    """The download that runs, or the last one: its lines, for all who watch."""
 
     process: Process
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
@@ -197,7 +197,7 @@ async def unload_model(name: str, request: Request, by: TheActor) -> None:
     engine: Any = request.app.state.engine
     async with request.app.state.database.writing() as connection:
         await write_entry(connection, utc_now(), by, "model.unload", _known(request, name))
-        engine.unload(name)  # refused, it leaves no entry
+        engine.unload(name)  # a refusal leaves no entry
 
 
 def _known(request: Request, model: str) -> str:

@@ -41,7 +41,7 @@ from server.store.usage import UsageBook
 
 @dataclass(slots=True)
 class KeyAdmin:
-    """One per process: its keys, and what a change of them needs here beyond the store."""
+    """One per process: its cached keys, which have to follow each change in the store."""
 
     cache: KeyCache
     engine: Engine

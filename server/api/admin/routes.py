@@ -1,4 +1,4 @@
-"""How the server stands, and what was changed: health, which is open to all, `/metrics`, and parts of `/v1/admin`."""
+"""The state of the server and its changes: health, which is open to all, `/metrics`, and parts of `/v1/admin`."""
 
 import asyncio
 from dataclasses import asdict
@@ -62,7 +62,7 @@ class Entry(Shown):
 
 
 class Reloaded(BaseModel):
-    """What is served since models.yaml and the voices were read again."""
+    """What is served after a reload of models.yaml and voices, and what that changed."""
 
     object: Literal["config"] = "config"
     models: list[str]
@@ -76,27 +76,27 @@ class Reloaded(BaseModel):
     again: list[str]
     """Models that answer 503 until they are loaded again, after their last answer."""
     later: list[str]
-    """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
+    """Models that keep their memory until they are loaded again, though another amount is planned."""
     certificate: Renewal | None
     """null: this server speaks plain HTTP."""
 
 
 @router.get("/audit")
 async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> Listed[Entry]:
-    """List changes of keys and configuration, the newest first."""
+    """List changes of keys and configuration, newest first."""
     entries = await read_entries(request.app.state.database, query.limit, query.since)
     return Listed(data=[Entry.model_validate(entry) for entry in entries])
 
 
 @router.get("/requests")
 async def read_requests(query: Annotated[RequestsQuery, Query()], request: Request) -> Listed[Refusal]:
-    """List requests that were refused, or failed, the newest first: of the last 1,000, and since the server's start."""
+    """List the last requests that were refused or failed, newest first: at most 1,000, since the server's start."""
     return Listed(data=request.app.state.lately.refused(query.since)[: query.limit])
 
 
 @router.get("/status", response_model=Status)
 async def status(request: Request) -> Response:
-    """Say how models, memory, queues and GPUs stand; at most a second old, however many pages ask.
+    """Show the state of models, memory, queues and GPUs; at most a second old.
 
     In a cluster `replicas` has the same of each, and `machines` all machines; the rest is of the one that answers.
     """
@@ -128,7 +128,7 @@ async def list_tiers(request: Request) -> Listed[Tier]:
 
 @router.post("/reload")
 async def reload(request: Request, by: TheActor) -> Reloaded:
-    """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
+    """Read models.yaml again, and the certificate. A wrong file changes nothing; the answer has its problems."""
     applied = await take_over(request.app, by)
     config = request.app.state.engine.config
     return Reloaded(
@@ -162,7 +162,7 @@ async def ready(request: Request) -> JSONResponse:
     `degraded` says what does not work meanwhile, else it is null: with its database down a server still answers, and
     another one on the same database would not do better.
 
-    A model that waits for its turn on memory that it shares answers, too: it is loaded when it is asked for.
+    A model that waits for its turn on shared memory counts as answering: a request loads it.
     """
     models: tuple[ModelHealth, ...] = request.app.state.engine.health()
     found = {health.status for health in models}

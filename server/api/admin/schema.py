@@ -174,7 +174,7 @@ def working_admins(keys: Iterable[ApiKey], now: datetime) -> list[str]:
 
 
 def check_scopes(scopes: Iterable[str]) -> None:
-    """Raise `KeyFieldError` for a scope that there is not. For the command line and HTTP, like `check_rights`."""
+    """Raise `KeyFieldError` for an unknown scope. For the command line and HTTP, like `check_rights`."""
     for scope in scopes:
         _check_known("scope", "scopes", scope, SCOPES)
 
@@ -200,7 +200,7 @@ def _check_known(kind: str, field: str, given: str, known: Iterable[str]) -> Non
     names = list(known)
     if given in names:
         return
-    from engine.config.messages import near_miss  # most commands do without models.yaml
+    from engine.config.messages import near_miss  # most commands need no models.yaml
 
     near = near_miss(given, names)
     meant = f" Did you mean {near!r}?" if near else ""

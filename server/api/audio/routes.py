@@ -1,6 +1,6 @@
 """`POST /v1/audio/speech`, and what can speak: `GET /v1/audio/voices` and `GET /v1/audio/models`.
 
-The two lists answer without a key if the setting `open_voice_list` says so (middleware.py), then all of it.
+With the setting `open_voice_list` the two lists also answer without a key (middleware.py), and then list all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from server.store.keys import ApiKey
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"], route_class=StrictRoute)
 _KeyIfSent = Annotated[ApiKey | None, Depends(KeyIfSent("audio"))]
-# As the convention names them; of Opus the registered name would be audio/ogg, which is what the file is.
+# As the convention names them. The file of Opus is Ogg, whose registered name is audio/ogg.
 MEDIA_TYPES: dict[AudioFormat, str] = {
     "mp3": "audio/mpeg",
     "opus": "audio/opus",
@@ -82,7 +82,7 @@ async def speak(body: SpeechBody, caller: AudioCaller) -> Response:
 
 
 async def _spoken(caller: Caller, asked: SpeechRequest, *, as_events: bool) -> AsyncGenerator[bytes, None]:
-    """Yield the file piece by piece, or an event per piece and one about how much it was. Closing ends the speaking."""
+    """Yield the file piece by piece, or an event per piece and a last one with the usage. Closing ends the speaking."""
     spoken, seconds = False, 0.0
     async with await caller.engine.speech(asked) as chunks:
         async for chunk in chunks:

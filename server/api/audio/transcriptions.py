@@ -58,7 +58,7 @@ class TranscriptionBody(TranslationBody):
     """The fields of `POST /v1/audio/transcriptions` beside its file."""
 
     language: Annotated[str, BeforeValidator(_language)] | None = None
-    """The language that is spoken, like `en`. Default: as the first half minute sounds."""
+    """The language that is spoken, like `en`. Default: detected in the first half minute."""
 
 
 @router.post(
@@ -197,7 +197,7 @@ def _vtt(heard: Transcript) -> Response:
 
 
 def _cues(heard: Transcript, mark: str) -> list[str]:
-    """Return the segments with their times, as lines that cannot be taken for the times of another one."""
+    """Return the segments with their times. No text in them can be read as the times of another segment."""
     lines = [" ".join(segment.text.split()).replace("-->", "->") for segment in heard.segments]
     times = [f"{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}" for segment in heard.segments]
     return [f"{time}\n{line}\n" for time, line in zip(times, lines, strict=True)]

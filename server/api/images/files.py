@@ -144,18 +144,18 @@ class ImageFiles:
                     self._bytes += before
                     _log.warning("old images in %s could not be deleted: %s", self.path, error.strerror)
                     return
-                self._bytes += kept  # what came meanwhile may count twice, but never not
+                self._bytes += kept  # files stored meanwhile may count twice, but never not at all
                 if self._bytes <= self.max_bytes:
-                    return  # else nothing has started a sweep for what came
+                    return  # else sweep again: a file that was stored meanwhile started none
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await to_thread.run_sync(work, *arguments, limiter=self._threads)
 
     def _open_now(self) -> None:
-        """Make the folder, for us alone, and delete what a killed process had half written."""
+        """Make the folder, for our user only, and delete what a killed process had partly written."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
-        newest = self.clock() - _PART_SECONDS if self.shared else math.inf  # what others are writing is younger
+        newest = self.clock() - _PART_SECONDS if self.shared else math.inf  # others' unfinished files are younger
         for file in self.path.glob(f"*{_PART}"):
             with suppress(FileNotFoundError):
                 if _NAME.fullmatch(file.name.removeprefix(".").removesuffix(_PART)) and file.stat().st_mtime <= newest:

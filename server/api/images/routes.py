@@ -87,7 +87,7 @@ class ImageBody(ModelBody):
     def to_request(
         self, caller: Caller, *, prompt: str = "", negative_prompt: str | None = None, edit: EditRequest | None = None
     ) -> ImageRequest:
-        """Say in the engine's words what it says, once it is known that the key may ask for it. Raises `ApiError`."""
+        """Return the engine's request, if the key may use the model. Raises `ApiError`."""
         return ImageRequest(
             request_id=secrets.token_hex(12),
             model=caller.access.model_id(caller.key, self.model),
@@ -142,7 +142,7 @@ class ImageAnswer:
         return {"created": int(time.time()), "data": data, **self._made_as, "usage": _usage(len(items), steps)}
 
     async def events(self, *, progress: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the answer as they come about. Closing it aborts what is not finished."""
+        """Yield the events of the answer as they happen. Closing it aborts what is not finished."""
         async with self._images() as images:
             async for image in images:
                 if isinstance(image, FinishedImage):
@@ -170,7 +170,7 @@ class ImageAnswer:
         return event(f"{self._kind}.{kind}", **fields, **made)
 
     async def _item(self, image: FinishedImage) -> dict[str, Any]:
-        """Return what the answer says of this image. Raises `ApiError` where it cannot be stored."""
+        """Return this image's item in the answer. Raises `ApiError` if it cannot be stored."""
         item: dict[str, Any] = {"revised_prompt": self._asked.prompt, "seed": image.seed}
         if self._files is not None:
             stored = await self._files.save(image.data, self._asked.output_format)
@@ -248,7 +248,7 @@ class ImageEditBody(ImageVariationBody):
     "/images/edits", response_class=Response, openapi_extra=described_form(ImageEditBody, image=_PICTURE, mask=_MASK)
 )
 async def edit_images(caller: ImageCaller) -> Response:
-    """Make images of pictures and a text: changed as it says, as a whole or within a mask."""
+    """Make images of pictures, changed as a text says, as a whole or within a mask."""
     form: Form = caller.request.state.form
     body = checked(ImageEditBody, _fields(form), form=True)
     edit = _edit(form, body.strength, mask=_mask(form))
