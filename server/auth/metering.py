@@ -64,7 +64,7 @@ class Meter:
     _keys: "dict[str, KeyLimiter]" = field(default_factory=dict, init=False)
 
     def by_tier(self) -> dict[str, tuple[int, int]]:
-        """Return how many calls of each tier run and how many wait for their turn, a batch's items one by one."""
+        """Return how many calls of each tier run and how many wait for their turn; each item of a batch counts."""
         found: dict[str, tuple[int, int]] = {}
         for call in self.calls:
             running, waiting = found.get(call.request.tier, (0, 0))
@@ -216,7 +216,7 @@ class MeteredEngine:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count this HTTP request as running, once however many calls it makes. Raises `ApiError`."""
+        """Count this HTTP request as running, once, whatever number of calls it makes. Raises `ApiError`."""
         self.begin_call()
         try:
             yield
@@ -343,7 +343,7 @@ class _Call:
         """Charge the key's tokens per minute, before the call waits for its turn. Raises `ApiError`."""
         self.prompt_tokens = prompt_tokens
         limiter = self.request.limiter
-        if self.tokens is not None:  # a batch's item starts over: the engine died before its turn
+        if self.tokens is not None:  # an item of a batch starts again: the engine died before its turn
             before, self.tokens = self.tokens, None  # so that it is refunded once
             limiter.give_back(before, int(before.cost))
         with suppress(StoreUnavailableError):

@@ -14,7 +14,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailableError(StoreError):
-    """It cannot answer now: 503. The message is safe to show. `is_logged`: the log has it already, at its beginning."""
+    """The database cannot answer now: 503. The message is safe to show. `is_logged`: logged when the failure began."""
 
     def __init__(self, message: str, *, is_logged: bool = False) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class KeyNotFoundError(StoreError):
 
 
 class KeyFieldError(StoreError):
-    """A key was asked for with a name, scope or date that cannot be."""
+    """A field of a key is not valid."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
 """Who changed what and when: written in the transaction of the change, so that neither is there without the other.
 
-What is worth an entry is decided by the maker of the change. No secret may come in here.
+Whoever makes a change decides whether it is worth an entry. No entry may have a secret.
 """
 
 import os

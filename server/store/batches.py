@@ -1,6 +1,6 @@
-"""The rows of files and batches: whose they are, how far each is, and which process runs it.
+"""The rows of files and batches: owner, state and the process that runs a batch.
 
-What lies on the disk, and the progress of a batch from line to line, is `server/batches`'. Moments are Unix seconds.
+`server/batches` has the files on the disk, and the progress from line to line. Moments are Unix seconds.
 """
 
 import secrets
@@ -23,7 +23,7 @@ ENDED: tuple[Status, ...] = ("completed", "failed", "expired", "cancelled")
 
 
 class FullError(StoreError):
-    """A key has as much as it may have; the message says of what."""
+    """A key has reached a limit; the message names it."""
 
 
 class InUseError(StoreError):
@@ -95,7 +95,7 @@ class BatchStore:
         self.clock = clock
 
     async def owners(self, key: str) -> tuple[str, ...]:
-        """A key and those that it has replaced: what was theirs is its own."""
+        """A key and those that it has replaced: it owns what they owned."""
         found = [key]
         for one in found:
             older = select(api_key.c.public_id).where(api_key.c.replaced_by == one)
@@ -108,7 +108,7 @@ class BatchStore:
             return int((await connection.execute(_kept(owners))).scalar_one())
 
     async def add_file(self, new: StoredFile, owners: Collection[str], *, most_bytes: int) -> None:
-        """Write the row of a file that lies in its place. Raises `FullError` if its owners have more than so much."""
+        """Write the row of a file that is in its place. Raises `FullError` if its owners then exceed `most_bytes`."""
         async with self._database.writing() as connection:
             await connection.execute(_of_one_at_a_time(new.key_id))
             if int((await connection.execute(_kept(owners))).scalar_one()) + new.bytes > most_bytes:
@@ -116,7 +116,7 @@ class BatchStore:
             await connection.execute(insert(file_table).values(asdict(new)))
 
     async def file(self, id_: str, owners: Collection[str]) -> StoredFile | None:
-        """The file of this id, if it is theirs; None if there is none that has not expired."""
+        """The file of this id, if these own it; None if there is none, or it has expired."""
         mine = (file_table.c.id == id_) & file_table.c.key_id.in_(owners)
         row = await self._database.first(select(file_table).where(mine, file_table.c.expires_at > self.clock()))
         return None if row is None else StoredFile(**row)
@@ -130,7 +130,7 @@ class BatchStore:
         ascending: bool = False,
         purpose: str | None = None,
     ) -> list[StoredFile]:
-        """Their files, the newest first unless `ascending`; those behind the id `after`."""
+        """The files of these, newest first unless `ascending`; those behind the id `after`."""
         query = select(file_table).where(file_table.c.key_id.in_(owners), file_table.c.expires_at > self.clock())
         if purpose is not None:
             query = query.where(file_table.c.purpose == purpose)
@@ -138,7 +138,7 @@ class BatchStore:
         return [StoredFile(**row) for row in await self._database.rows(query)]
 
     async def delete_file(self, id_: str, owners: Collection[str]) -> StoredFile | None:
-        """Forget a file, and return what was forgotten; None if they have none of this id. Raises `InUseError`."""
+        """Delete the row of a file, and return it; None if these have no such file. Raises `InUseError`."""
         reads = select(batch_table.c.id).where(batch_table.c.input_file_id == id_, batch_table.c.status.in_(UNFINISHED))
         mine = (file_table.c.id == id_) & file_table.c.key_id.in_(owners)
         async with self._database.writing() as connection:
@@ -152,7 +152,7 @@ class BatchStore:
         return StoredFile(**row)
 
     async def forget_old(self, place: str, *, batches_before: float) -> list[str]:
-        """Forget files that expired, or whose key is revoked, if no batch reads them; and batches that ended before.
+        """Delete rows of files that expired, or whose key is revoked, if no batch reads them; and of old batches.
 
         Returns the ids of these files.
         """
@@ -187,7 +187,7 @@ class BatchStore:
             await connection.execute(insert(batch_table).values(asdict(new)))
 
     async def batch(self, id_: str, owners: Collection[str] | None = None) -> Batch | None:
-        """The batch of this id, if it is theirs; None: whoever's it is."""
+        """The batch of this id, if one of these owns it; `owners` None: any batch."""
         query = select(batch_table).where(batch_table.c.id == id_)
         if owners is not None:
             query = query.where(batch_table.c.key_id.in_(owners))
@@ -195,13 +195,13 @@ class BatchStore:
         return None if row is None else Batch(**row)
 
     async def batches(self, owners: Collection[str], *, limit: int, after: str | None = None) -> list[Batch]:
-        """Their batches, the newest first; those behind the id `after`."""
+        """The batches of these, newest first; those behind the id `after`."""
         theirs = select(batch_table).where(batch_table.c.key_id.in_(owners))
         query = _page(theirs, batch_table.c.id, limit=limit, after=after)
         return [Batch(**row) for row in await self._database.rows(query)]
 
     async def unfinished(self, place: str) -> list[Batch]:
-        """All of a place that have not ended, the oldest first."""
+        """All of a place that have not ended, oldest first."""
         query = select(batch_table).where(batch_table.c.place == place, batch_table.c.status.in_(UNFINISHED))
         return [Batch(**row) for row in await self._database.rows(query.order_by(batch_table.c.id))]
 
@@ -240,17 +240,17 @@ class BatchStore:
         return await self._database.change(leased, durable=False) == 1
 
     async def release(self, id_: str, runner: str) -> None:
-        """Let any process run it from now on."""
+        """Let any process run a batch from now on."""
         mine = update(batch_table).where(batch_table.c.id == id_, batch_table.c.runner == runner)
         await self._database.change(mine.values(runner=None, leased_until=0.0), durable=False)
 
     async def release_all(self, place: str) -> None:
-        """The same for all of a place that has one process at a time, which has just begun."""
+        """The same for all batches of a place that no other process uses."""
         leased = update(batch_table).where(batch_table.c.place == place, batch_table.c.runner.is_not(None))
         await self._database.change(leased.values(runner=None, leased_until=0.0), durable=False)
 
     async def keep_up(self, id_: str, runner: str, seconds: float, fields: Mapping[str, Any]) -> Batch | None:
-        """Write how far a batch is and prolong its lease; return its row. None: another process runs it, or nobody."""
+        """Save a batch's progress and prolong its lease; return its row. None: another process has the lease."""
         mine = update(batch_table).where(batch_table.c.id == id_, batch_table.c.runner == runner)
         kept = mine.values(leased_until=self.clock() + seconds, **fields).returning(batch_table)
         async with self._database.writing(durable=False) as connection:
@@ -259,7 +259,7 @@ class BatchStore:
 
 
 def _revoked_without_successor() -> Select[Any]:
-    """Keys that are revoked, and so is each that has replaced them: nobody can read their files any more."""
+    """Keys that are revoked and whose successors all are: nobody can read their files any more."""
     dead = select(api_key.c.public_id).where(api_key.c.revoked_at.is_not(None), api_key.c.replaced_by.is_(None))
     dead_ones = dead.cte(recursive=True)
     replaced = select(api_key.c.public_id).join(dead_ones, api_key.c.replaced_by == dead_ones.c.public_id)
@@ -267,7 +267,7 @@ def _revoked_without_successor() -> Select[Any]:
 
 
 def _of_one_at_a_time(key: str) -> Select[Any]:
-    """Hold a key's row to the end of the transaction: on PostgreSQL others would count what this one counts."""
+    """Lock a key's row until the transaction ends: on PostgreSQL two would else count at the same time."""
     return select(api_key.c.public_id).where(api_key.c.public_id == key).with_for_update()
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 POSTGRESQL = "postgresql+psycopg"
 _FORMS = f"{SQLITE}:////var/lib/hearth/hearth.db or {POSTGRESQL}://user:password@host/database"
 _LOOK_EVERY_SECONDS = 2.0
-_LOOK_SECONDS = 3.0  # an answer that takes longer is none
+_LOOK_SECONDS = 3.0  # a slower answer counts as a failure
 _LONGEST_TRANSACTION_SECONDS = 10.0
-_NO_BUCKET = "-"  # in the table of buckets for the length of a transaction
+_NO_BUCKET = "-"  # is in the table of buckets for the length of a transaction
 _ESCAPE = ". In a password, write @ as %40, : as %3A, / as %2F and % as %25."
 _T = TypeVar("_T")
 _log = logging.getLogger("hearth.store")
@@ -55,11 +55,11 @@ class Database:
         self._place = place
         self._engine: AsyncEngine = place.engine(blocking=False)
         self._blocking_engine: Engine = place.engine(blocking=True)
-        self._began: dict[object, float] = {}  # the transactions at work
+        self._began: dict[object, float] = {}  # the running transactions
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:
-        """Judge what the URL leads to, bring its schema up to date, and connect.
+        """Check what the URL leads to, bring its schema up to date, and connect.
 
         Safe when several processes do it at once. Raises StoreError, which says what is wrong and the remedy,
         and never the URL's password.
@@ -79,7 +79,7 @@ class Database:
         return self._engine.dialect.name
 
     def upsert(self, table: Table) -> "sqlite.Insert | postgresql.Insert":
-        """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
+        """An INSERT that can become an UPDATE: both databases write ON CONFLICT alike."""
         if self.kind == "postgresql":
             from sqlalchemy.dialects import postgresql
 
@@ -94,7 +94,7 @@ class Database:
         await self._engine.dispose()
 
     async def backup(self, path: Path) -> None:
-        """Write a complete copy, mode 0600, meanwhile. SQLite only; refuses an existing file. Raises StoreError."""
+        """Write a complete copy, mode 0600, while in use. SQLite only; refuses an existing file. Raises StoreError."""
         await self._place.backup(path)
 
     async def __aenter__(self) -> Self:
@@ -125,12 +125,12 @@ class Database:
                 yield connection
 
     async def rows(self, query: Executable) -> Sequence[RowMapping]:
-        """What a query finds, in a transaction of its own."""
+        """Rows of a query, in a transaction of its own."""
         async with self.reading() as connection:
             return (await connection.execute(query)).mappings().all()
 
     async def first(self, query: Executable) -> RowMapping | None:
-        """The first row of it; None if there is none."""
+        """The first row of a query; None if there is none."""
         return next(iter(await self.rows(query)), None)
 
     async def change(self, statement: Executable, *, durable: bool = True) -> int:
@@ -150,14 +150,14 @@ class Database:
                 yield cursor
                 connection.commit()
             except self._place.driver_error:
-                connection.invalidate()  # it may be dead, which only the layers would have seen
+                connection.invalidate()  # it may be dead, and only SQLAlchemy would have noticed
                 raise
             finally:
                 connection.close()
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Look every 2 s whether it answers, and know by that whether it fails, until the block ends."""
+        """Check every 2 s whether the database answers, until the block ends."""
         tasks = SideTasks()
         tasks.every(_LOOK_EVERY_SECONDS, self._look)
         try:
@@ -166,7 +166,7 @@ class Database:
             await tasks.cancel()
 
     def check(self) -> None:
-        """Raise StoreUnavailableError if it is known to fail."""
+        """Raise StoreUnavailableError if the database is known to fail."""
         if self.failing is not None:
             raise StoreUnavailableError(self.failing, is_logged=True)
 
@@ -193,7 +193,7 @@ class Database:
             overdue.cancel()
 
     async def _try_to_write(self) -> None:
-        """Write a row and delete it, and so find out whether something can be written again."""
+        """Write a row and delete it, to find out whether the database can be written again."""
         with suppress(StoreUnavailableError):
             self._place.check_space()
             async with self.writing(durable=False) as connection:
@@ -218,7 +218,7 @@ class Database:
             del self._began[transaction]
 
     def _notice(self, error: StoreUnavailableError) -> None:
-        """Know and log that nothing can be written, once; `_try_to_write` sees the end of that."""
+        """Note and log, once, that nothing can be written; `_try_to_write` notices the end."""
         if self._place.is_unwritable(error.__cause__):
             if self.unwritable is None:
                 _log.error("The key database cannot be written: %s", error.message)
@@ -294,7 +294,7 @@ class SideTasks:
         return task
 
     def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` again and again, with a pause before each time, until `cancel`. What it raises is logged."""
+        """Do `work` again and again, with a pause before each time, until `cancel`. Errors are logged."""
 
         async def repeat() -> None:
             while True:
@@ -318,11 +318,11 @@ class SideTasks:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: asyncio does not complain about it
+            task.exception()  # read, so that asyncio does not warn of it
 
 
 class WrittenLater:
-    """What is kept in memory and written by `flush`, again and again and at the end. Use as `async with`."""
+    """Data in memory that `flush` writes, again and again and at the end. Use as `async with`."""
 
     flush_every_seconds: float
     _is_logged = False  # that it cannot be written
@@ -336,7 +336,7 @@ class WrittenLater:
         raise NotImplementedError
 
     def unwritten(self) -> str | None:
-        """Say what could not be written, up to "not written yet"; None if that is not worth a line."""
+        """The beginning of a log line that ends in "not written yet"; None if none is needed."""
         return None
 
     async def __aenter__(self) -> Self:

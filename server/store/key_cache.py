@@ -1,6 +1,6 @@
-"""Keeps recently seen keys in memory, so that a request rarely asks the database and outlives its hiccups.
+"""Keeps recently seen keys in memory, so that requests rarely need the database, and not while it fails.
 
-Owns freshness, staleness and the batch of last-used dates; what a valid key is, is `keys.py`'s.
+Owns freshness, staleness and the batch of last-used dates; `keys.py` decides what a valid key is.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class _Known:
 
 @dataclass(eq=False)
 class KeyCache(WrittenLater):
-    """Authenticates through a bounded memory of what the store said. Use as `async with`; see also `flush`.
+    """Authenticates through a bounded cache of the store's answers. Use as `async with`; see also `flush`.
 
     A revoked key stops working `ttl_seconds` + one lookup after the revocation, in every process. While
     the store fails, keys seen before go on working until `stale_seconds` after it last vouched for them; all
@@ -33,7 +33,7 @@ class KeyCache(WrittenLater):
     """
 
     store: KeyStore
-    ttl_seconds: float = 4.0  # a page asks every 5 s: who uses it is out within 10
+    ttl_seconds: float = 4.0  # the page asks every 5 s, so it is signed out within 10
     unknown_ttl_seconds: float = 1.0
     max_entries: int = 4096
     clock: Callable[[], float] = time.monotonic
@@ -56,7 +56,7 @@ class KeyCache(WrittenLater):
         return await self.admit(presented.sha256, partial(self.store.check, presented))
 
     async def admit(self, sha256: bytes, ask: Callable[[], Awaitable[ApiKey | None]]) -> ApiKey | None:
-        """The usable key that was presented by something with this hash; `ask` asks the store for it."""
+        """The usable key of what has this hash, a key or a session; `ask` asks the store for it."""
         now = self.clock()
         known = self._known.get(sha256)
         if known is not None and now < known.ask_again_at:
@@ -85,7 +85,7 @@ class KeyCache(WrittenLater):
                 known.ask_again_at = self.clock()
 
     def forget(self, sha256: bytes) -> None:
-        """What has this hash is not admitted any more: its session has ended."""
+        """Forget a session that has ended, by its hash."""
         self._known.pop(sha256, None)
 
     async def flush(self) -> None:

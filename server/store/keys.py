@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.config import TierSpec
 
 DEFAULT_SCOPES = ("chat", "batch", "embeddings", "images", "audio", "models")
-SCOPES = (*DEFAULT_SCOPES, "metrics", "admin")  # these two show or change what concerns everybody
+SCOPES = (*DEFAULT_SCOPES, "metrics", "admin")  # these two show or change what concerns all keys
 NAME_LENGTH = 64
 NOTES_LENGTH = 1000
 LARGEST_LIMIT = 2**31 - 1
@@ -51,7 +51,7 @@ _UNKNOWN_SHA256 = secrets.token_bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may use, where that is not what its tier says. None: as the tier; 0: nothing."""
+    """A key's own limits. None: as its tier; 0: nothing."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -72,7 +72,7 @@ class Limits(KeyLimits):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is known of a key, without its secret. Datetimes are UTC; `models` None means all of its tier."""
+    """A key without its secret. Datetimes are UTC; `models` None means all of its tier."""
 
     public_id: str
     name: str
@@ -94,7 +94,7 @@ class ApiKey:
     def limits_in(self, tiers: "Mapping[str, TierSpec]") -> Limits:
         """Return the limits of the key's tier with those that the key has of its own."""
         tier = tiers.get(self.tier)
-        if tier is None:  # it was taken out of models.yaml: no model is left to use either
+        if tier is None:  # not in models.yaml any more: then the key may use no model either
             return Limits()
         own = {name: limit for name in LIMITS if (limit := getattr(self.limits, name)) is not None}
         return Limits(**{name: getattr(tier, name) for name in LIMITS} | own, queue_share=tier.queue_share)
@@ -116,9 +116,9 @@ def new_key() -> str:
 
 
 def parse(text: str) -> ParsedKey | None:
-    """Take a presented key apart; None for any text that is not a key or was mistyped. Never raises.
+    """Parse a presented key; None for any text that is not a key or was mistyped. Never raises.
 
-    The checksum spares the database from garbage. It is no security: anyone can compute it.
+    The checksum keeps garbage from the database. It is no security: anyone can compute it.
     """
     match = _KEY.fullmatch(text)
     if match is None or match[3] != _checksum(match[1]):
@@ -195,7 +195,7 @@ class KeyStore:
         limits: KeyLimits = KeyLimits(),
         by: Actor | None = None,
     ) -> tuple[str, ApiKey]:
-        """Make a key. The text exists only in what this returns; it is on disk, as a hash, by then.
+        """Make a key. Its text exists only in what this returns; on disk is its hash.
 
         Whether tier and models are configured is the caller's to check. Raises KeyFieldError.
         """
@@ -288,9 +288,9 @@ class KeyStore:
         return replace(key, revoked_at=now)
 
     async def delete(self, public_id: str, *, by: Actor | None = None) -> None:
-        """End a key and forget its row: for one that a program made for itself. Raises KeyNotFoundError.
+        """Delete a key with its row: for one that a program made for itself. Raises KeyNotFoundError.
 
-        What people were given is revoked instead and stays in the list. The audit entries stay, and what it has used.
+        Keys of people are revoked instead and stay in the list. Audit entries and usage stay.
         """
         async with self._changing(public_id) as (connection, key):
             await connection.execute(delete(api_key).where(api_key.c.public_id == public_id))
@@ -313,8 +313,8 @@ class KeyStore:
 
     async def check(self, presented: ParsedKey) -> ApiKey | None:
         """The usable key presented, or None; the same work whether its public id is known or not."""
-        # The id itself or the next one there is: a row is read either way, which costs what would tell them apart.
-        # Beyond the last id there is none, which says nothing of any other.
+        # This id or the next larger one: reading a row either way hides by its time which ids exist. Only beyond the
+        # last id there is none, which tells nothing of the others.
         nearest = select(api_key).where(api_key.c.public_id >= presented.public_id).order_by(api_key.c.public_id)
         row = await self._database.first(nearest.limit(1))
         right = hmac.compare_digest(presented.sha256, _UNKNOWN_SHA256 if row is None else row["secret_sha256"])
@@ -387,7 +387,7 @@ def _unique(models: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def _check(key: ApiKey) -> None:
-    """Raise KeyFieldError for a field that cannot be. Whether tier and models are configured is not known here."""
+    """Raise KeyFieldError for an invalid field. Whether tier and models are configured is not checked here."""
     if not (1 <= len(key.name) <= NAME_LENGTH and key.name.isprintable() and key.name.strip()):
         raise KeyFieldError("name", f"A key's name is 1 to {NAME_LENGTH} printable characters, not all blank.")
     if not (1 <= len(key.tier) <= NAME_LENGTH and key.tier.isprintable()):
@@ -429,8 +429,8 @@ def _iso(at: datetime | None) -> str | None:
 class SessionStore:
     """The page's sessions in a database. `clock` gives aware datetimes. Any method may raise StoreUnavailableError.
 
-    A session is two random halves, of which only the SHA-256 is on disk, and the key that signed in. It is as good as
-    its key, for as long as both live. What a browser is given of it is decided above.
+    A session is two random halves, of which only the SHA-256 is on disk, and the key that signed in. It has the rights
+    of its key, as long as both live.
     """
 
     def __init__(self, database: Database, keys: KeyStore, clock: Callable[[], datetime] = utc_now) -> None:
@@ -439,7 +439,7 @@ class SessionStore:
         self._clock = clock
 
     async def create(self, key: ApiKey, origin: str) -> tuple[str, str]:
-        """Begin a session of a usable key, and return its halves. The key's oldest ones past 20 end, and stale ones."""
+        """Begin a session of a usable key; return its halves. Ends stale ones, and the key's oldest beyond 20."""
         now, table = self._clock(), console_session.c
         halves = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         newest = select(table.id_sha256).where(table.key_id == key.public_id).order_by(table.last_seen.desc())
@@ -462,7 +462,7 @@ class SessionStore:
         return halves
 
     async def check(self, half: str, token: str) -> ApiKey | None:
-        """Return the usable key of a session that goes on, None for halves that are not of one."""
+        """Return the usable key of a live session, None for halves that are not of one."""
         now, ours = self._clock(), console_session.c.id_sha256 == digest(half)
         row = await self._database.first(select(console_session).where(ours))
         if row is None or not hmac.compare_digest(digest(token), row["token_sha256"]):
@@ -470,7 +470,7 @@ class SessionStore:
         if now >= min(row["expires_at"], row["last_seen"] + SESSION_IDLE):
             return None
         if now - row["last_seen"] >= _SEEN_EVERY:
-            with suppress(StoreUnavailableError):  # a full disk, which the page may be needed to see
+            with suppress(StoreUnavailableError):  # a full disk: the page may be needed to see that
                 await self._database.change(update(console_session).where(ours).values(last_seen=now), durable=False)
         key = await self._keys.find(row["key_id"])
         return key if key.usable_at(now) else None

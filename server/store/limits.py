@@ -2,8 +2,8 @@
 
 `Buckets` are for limits per minute. A bucket is kept as one number: the time at which it would be full again (the
 generic cell rate algorithm's theoretical arrival time, ITU-T I.371), in whole nanoseconds since 1970, so that no
-rounding lets a request too many through. `Quotas` are for limits per day, and start over at midnight UTC. `Replicas`
-are for limits on what runs at the same time. What is limited, for whom and how much is the caller's.
+rounding lets one request too many through. `Quotas` are for limits per day, and start over at midnight UTC. `Replicas`
+are for limits on what runs at the same time. The caller decides what is limited, for whom and how much.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from server.store.schema import quota_day, replica, utc_now
 
 _SECOND = 1_000_000_000
 _QUOTAS_KEPT = timedelta(days=31)
-_GONE_SECONDS = 5.0  # without a word of a server
+_GONE_SECONDS = 5.0  # without an update of a server's row
 _FORGOTTEN_SECONDS = 3600.0
 _log = logging.getLogger("hearth.limits")
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("hearth.limits")
 class Ask:
     """`cost` units of the bucket with this name, which holds `limit` and refills in `seconds`.
 
-    `kept`: this share of the bucket, 0 to 1, is left to others; of what is larger than the rest, as much as can be.
+    `kept`: this share of the bucket, 0 to 1, is left to others; for a cost above the rest, as much of it as possible.
     """
 
     bucket: str
@@ -97,7 +97,7 @@ class Refused:
 
 @dataclass(slots=True)
 class _Change:
-    """One transaction. `returns`, nanoseconds by bucket, are given back in it, first."""
+    """One transaction. It first gives back `returns`, nanoseconds by bucket."""
 
     ask: Ask | None
     returns: Mapping[str, int]
@@ -108,9 +108,9 @@ class _Change:
 class Buckets(WrittenLater):
     """Takes from buckets and gives back. Use as `async with`, on one event loop.
 
-    Exact: nothing is handed out ahead, so of any number of takes in any number of processes as many pass as
-    fit. What was given back is on its way to the database for up to `return_every_seconds`; a killed process
-    loses that much and gains nothing. After a jump of the clock a bucket is shut no longer than an empty one.
+    Exact: nothing is handed out ahead, so exactly as many takes pass as fit, in any number of processes. What was given
+    back reaches the database within `return_every_seconds`; a killed process loses that much and gains nothing.
+    After a jump of the clock a bucket is shut no longer than an empty one.
     Commits are not synced: a power cut may refill what was taken in the last seconds.
     """
 
@@ -154,11 +154,11 @@ class Buckets(WrittenLater):
         return answer
 
     def give_back(self, ask: Ask) -> None:
-        """Give back what was taken and not used; more than full a bucket never gets. Does not wait or fail."""
+        """Give back what was taken and not used; a bucket never gets more than full. Does not wait or fail."""
         self._keep({ask.bucket: ask.nanoseconds})
 
     async def flush(self) -> None:
-        """Write now what was given back. Raises StoreUnavailableError; it is then kept for later."""
+        """Write now what was given back. Raises StoreUnavailableError, and then keeps it for later."""
         if self._returns:
             self._database.check()
             await self._wait_for(self._change(*self._returns))
@@ -191,7 +191,7 @@ class Buckets(WrittenLater):
             self.give_back(change.ask)
 
     def _keep(self, returns: Mapping[str, int]) -> None:
-        """They are written soon, or with the next take."""
+        """Write them soon, or with the next take."""
         for bucket, cost in returns.items():
             self._returns[bucket] = self._returns.get(bucket, 0) + cost
 
@@ -203,7 +203,7 @@ class Buckets(WrittenLater):
             cursor.execute(self._statements["forget"], {"now": self._clock()})
 
     def _write(self, change: _Change) -> Level | Refused | None:
-        if time.monotonic() > change.deadline:  # it waited behind others that found the database locked
+        if time.monotonic() > change.deadline:  # it waited for others while the database was locked
             raise StoreUnavailableError("The key database is busy. Try again in a few seconds.")
         with self._database.blocking() as cursor:
             # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
@@ -313,7 +313,7 @@ class Quotas:
             return await connection.scalar(query) or 0
 
     def give_back(self, taken: QuotaTaken, unused: int) -> None:
-        """Uncount so many of what was taken. Does not wait or fail."""
+        """Take `unused` of what was taken off the count. Does not wait or fail."""
         if unused > 0:
             self._tasks.start(self._give_back(taken, unused))
 
@@ -361,7 +361,7 @@ class Replicas(WrittenLater):
     says how many requests of each key run here; it is written by what counts them.
     """
 
-    flush_every_seconds = 0.4  # written that late and read that late: twice of it, and two queries, are within a second
+    flush_every_seconds = 0.4  # delays the write and the read: with two queries, less than a second together
 
     def __init__(self, database: Database, name: str | None = None) -> None:
         self._database = database
@@ -387,7 +387,7 @@ class Replicas(WrittenLater):
                 await connection.execute(mine.on_conflict_do_update(index_elements=["id"], set_=row))
                 found = (await connection.execute(others)).scalars().all()
         except StoreUnavailableError:
-            self._elsewhere.clear()  # better too many for a moment than requests of a server that is gone
+            self._elsewhere.clear()  # better to allow too many for a moment than to count those of a dead server
             raise
         self._elsewhere = Counter()
         for running in found:

@@ -1,8 +1,8 @@
 """The database's schema: the changes that made it, one function each, and how a database gets to the newest.
 
 The way back is a backup. SQLAlchemy and Alembic are imported only when there is something to do. Versions are numbers
-padded to four digits, so that a database from a newer release can be told from a foreign one. A new one: a function at
-the end of `MIGRATIONS`. One that was released is never edited, and takes nothing from schema.py, which moves on.
+padded to four digits, so that a database from a newer release can be told from a foreign one. A new migration is a
+function at the end of `MIGRATIONS`. A released one is never edited, and uses nothing of schema.py, which changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from alembic.operations import Operations
 
 VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's database must not look like ours
-_ADVISORY_LOCK = 7310577104  # any number that no other program on the same database is likely to take
+_ADVISORY_LOCK = 7310577104  # any number that other programs on the same database are unlikely to use
 
 
 def is_known(version: str) -> bool:
@@ -54,7 +54,7 @@ def upgrade(connection: sa.Connection, to: str | None = None) -> None:
     from alembic.operations import Operations
 
     if connection.dialect.name == "postgresql":
-        # SQLite's transaction keeps other processes out; here two may come at once, and the second finds it done
+        # SQLite's transaction keeps other processes out; on PostgreSQL two may come at once: the second finds it done
         connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
@@ -151,7 +151,7 @@ def _console_sessions(op: Operations) -> None:
 
 
 def _batches(op: Operations) -> None:
-    """Files, and batches of what stands in them."""
+    """Files, and batches of their lines."""
     import sqlalchemy as sa
 
     moments = (
@@ -199,7 +199,7 @@ def _batches(op: Operations) -> None:
 
 
 def _replicas(op: Operations) -> None:
-    """Servers of one database: what each runs, and the keys that they share."""
+    """Servers of one database: what each runs, and the secrets that they share."""
     import sqlalchemy as sa
 
     op.create_table(

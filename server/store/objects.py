@@ -1,7 +1,7 @@
-"""Objects in a bucket that speaks S3: what several servers share where no folder is mounted by all of them.
+"""Objects in an S3 bucket: what several servers share without a common folder.
 
-An object is there whole or not at all. Who may do what is the bucket's business: its address comes from the settings,
-credentials and endpoint from the places that all programs for S3 read (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...).
+An object is there whole or not at all. The bucket's address comes from the settings, credentials and endpoint from
+where all programs for S3 read them (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...).
 """
 
 import errno
@@ -18,7 +18,7 @@ _PARTS_AT_A_TIME = 2
 _PIECE_BYTES = 4 * 2**20
 # s3fs itself tries five times.
 _CALLS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
-# The default of 2025 needs trailing checksums, which many other stores than Amazon's refuse.
+# The default since 2025 needs trailing checksums, which many stores other than Amazon's refuse.
 _CHECKSUMS = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
 
 
@@ -72,7 +72,7 @@ class Bucket:
             start = end
 
     def delete(self, *names: str) -> None:
-        """Delete objects. Whether they are there does not matter."""
+        """Delete objects, if they are there."""
         for name in names:
             with suppress(FileNotFoundError):
                 self._do(lambda: self._files.rm_file(self._key(name)))  # noqa: B023
@@ -102,7 +102,7 @@ class Bucket:
         return f"{self._root}/{name}"
 
     def _do(self, work: Callable[[], _T]) -> _T:
-        """Translate what the client libraries raise. Their texts may name keys: they go no further."""
+        """Translate errors of the client libraries. Their texts may name keys, so they are dropped."""
         try:
             return work()
         except OSError:

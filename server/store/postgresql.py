@@ -95,10 +95,10 @@ class PostgresqlServer:
             raise errors.ReadOnlySqlTransaction
 
     def check_space(self) -> None:
-        """Nothing to do: its disk is its own."""
+        """Nothing to do: the server has its own disk."""
 
     def cut_lines(self) -> None:
-        """Have whatever waits for the server fail at once: libpq itself waits for ever, even after a cancel."""
+        """Have all that waits for the server fail at once: libpq itself waits forever, even after a cancel."""
         for line in list(self._lines):
             with suppress(errors.Error, OSError), socket.socket(fileno=os.dup(line.fileno())) as end:
                 end.shutdown(socket.SHUT_RDWR)
@@ -156,9 +156,9 @@ class PostgresqlServer:
 
 
 def _check_line(_: object, record: ConnectionPoolEntry, __: object) -> None:
-    """Have the pool connect anew where the server has said something since, which is its farewell: it was restarted.
+    """Have the pool connect anew if an idle connection has data to read: the server has closed it, at a restart.
 
-    SQLAlchemy's own check asks the server, and waits for the answer before each transaction.
+    SQLAlchemy's own check waits for an answer of the server before each transaction.
     """
     connection: Any = record.driver_connection
     if connection.closed:

@@ -111,7 +111,7 @@ console_session = sa.Table(
     sa.Index("console_session_by_key", "key_id"),
 )
 
-# Servers of one PostgreSQL: what each has running, as long as it says so.
+# Servers of one PostgreSQL: what each runs; a row counts as long as it is renewed.
 replica = sa.Table(
     "replica",
     metadata,
@@ -169,7 +169,7 @@ batch = sa.Table(
     sa.Column("errors", sa.JSON(none_as_null=True)),
     sa.Column("output_file_id", sa.String(64)),
     sa.Column("error_file_id", sa.String(64)),
-    # Which process runs it, and until when in Unix seconds, unless it says so again
+    # Which process runs it, and until when in Unix seconds, unless that is renewed
     sa.Column("runner", sa.String(32)),
     sa.Column("leased_until", sa.Double, nullable=False, server_default="0"),
     sa.Index("batch_by_key", "key_id", "id"),

@@ -1,8 +1,8 @@
-"""A database in one SQLite file: making and judging it before use, its connections, its copies, what its errors mean.
+"""A database in one SQLite file: making and checking it before use, its connections, its copies, what its errors mean.
 
-Judging blocks and runs in a thread when the store opens. Nothing here writes to a file it has not judged sound and
+The check blocks and runs in a thread when the store opens. Nothing here writes to a file before it is found sound and
 ours; a damaged one is left exactly as it is for its owner to restore. SQLAlchemy is imported only where it is needed:
-`hearth doctor` judges without it.
+`hearth doctor` checks without it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SqliteFile:
         )
 
     def is_unwritable(self, error: BaseException | None) -> bool:
-        """Whether it can be read, and not written."""
+        """Whether the database can be read, but not written."""
         return getattr(error, "sqlite_errorname", "").startswith(_UNWRITABLE_ERRORS)
 
     async def backup(self, path: Path) -> None:
@@ -152,7 +152,7 @@ def _begin(connection: Connection) -> None:
 
 
 def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
-    """Make the file if there is none, judge it, switch it to WAL; returns its schema version, None if empty.
+    """Make the file if there is none, check it, switch it to WAL; returns its schema version, None if empty.
 
     Raises StoreError, with the remedy, for a file that is damaged, foreign, too new or unreachable.
     """
@@ -185,7 +185,7 @@ def _connected(path: Path, options: str, timeout_seconds: float = 5.0) -> Iterat
 
 
 def _identity_of(path: Path) -> tuple[int, int]:
-    """Tells whether a path still names the file it named before. Raises OSError."""
+    """Return what shows whether a path still names the same file. Raises OSError."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -270,10 +270,9 @@ def _back_up(database: Path, path: Path) -> None:
 def restore(backup: Path, database: Path, now: datetime) -> tuple[str, int, list[Path]]:
     """Check `backup` and put a copy of it, mode 0600, at `database`; the old files, with their log, are kept aside.
 
-    Returns schema version, number of keys, and where the old files are now. Copying over the file by hand does nothing
-    where a log is left of a server that was killed: SQLite replays it over the copy. That no server runs meanwhile is
-    the caller's to see to. Blocks. Raises StoreError, and then the old database is as it was (or aside, if the disk
-    failed in the last step).
+    Returns schema version, number of keys, and where the old files are now. Copying over the file by hand fails if a
+    killed server left a log: SQLite replays it over the copy. The caller ensures that no server runs meanwhile. Blocks.
+    Raises StoreError, and then the old database is as it was (or aside, if the disk failed in the last step).
     """
     if not backup.is_file():
         raise StoreError(f"There is no file {backup}. Name one that `hearth backup` wrote.")
@@ -303,10 +302,10 @@ def restore(backup: Path, database: Path, now: datetime) -> tuple[str, int, list
 def _checked_copy(backup: Path, part: Path) -> tuple[str, int]:
     """Return schema version and the number of keys, when all pages are sound and the tables are ours.
 
-    Copied page by page: a log that lies beside the backup counts, and the copy needs none.
+    Copied page by page: a log beside the backup is included, and the copy needs none.
     """
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    # Without a log nothing is written beside it, so that a backup may lie on a disk that cannot be written
+    # Without a log nothing is written beside it, so a backup may be on a read-only disk
     options = "ro" if _beside(backup, "-wal").exists() else "ro&immutable=1"
     with _connected(backup, options) as source, closing(sqlite3.connect(part)) as copy:
         source.backup(copy)

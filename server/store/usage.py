@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one or many requests used. `errors` and `aborted` are requests too, and counted in `requests`."""
+    """What one or many requests used. `requests` includes `errors` and `aborted`."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -54,7 +54,7 @@ class UsageRow:
 
 
 class _Line(NamedTuple):
-    hour: int  # since 1970 UTC; days are 24 of them
+    hour: int  # since 1970 UTC; a day is 24
     key_id: str
     model: str
     kind: str
@@ -63,9 +63,9 @@ class _Line(NamedTuple):
 class UsageBook(WrittenLater):
     """Adds up usage per key, model, hour and kind. Use as `async with`.
 
-    While the store fails, up to `max_lines` sums are kept; past that the oldest hours are dropped and the log
-    says how many. A killed process loses the last `flush_every_seconds`. Where a connection breaks in the
-    middle of a commit it is unknown whether it happened; it is then written again rather than lost.
+    While the store fails, up to `max_lines` sums are kept; then the oldest hours are dropped and the log
+    says how many. A killed process loses the last `flush_every_seconds`. If a connection breaks during a
+    commit, it is unknown whether that happened; the sums are then written again rather than lost.
     """
 
     def __init__(self, database: Database, *, flush_every_seconds: float = 5.0, max_lines: int = 50_000) -> None:
