@@ -1,1 +1,1 @@
-"""HTTP in front of the engine: keys, limits, the API's contract. Knows nothing of GPUs."""
+"""HTTP in front of the engine: keys, limits, the API's contract; and the command line."""

@@ -111,7 +111,7 @@ def _of_the_store(error: StoreError) -> ApiError | None:
     """Return the error that the client may see; None for one that only the log may have."""
     if isinstance(error, StoreUnavailableError):
         return overloaded(error.message)
-    if isinstance(error, KeyNotFoundError):  # what was asked for is not repeated: it may be a whole key
+    if isinstance(error, KeyNotFoundError):  # its message repeats what was sent, which may be a whole key
         message = "There is no key with this public id. GET /v1/admin/keys lists all of them."
         return ApiError(404, "not_found", message, param="public_id")
     if isinstance(error, KeyFieldError):
@@ -166,7 +166,7 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 def _advice(request: Request) -> str:
-    """Say what to change in an address that leads nowhere; the frequent mistakes have a sentence of their own."""
+    """Say what to change in an unknown address; frequent mistakes have a sentence of their own."""
     path = request.url.path
 
     def is_route(path: str) -> bool:

@@ -128,8 +128,8 @@ class Renewal:
 class Outcome:
     """The outcome of one reload. `refused` says why it was refused, and then nothing has changed.
 
-    `began_at_ns` is when the file was about to be read, by the machine's monotonic clock: this answers every
-    request for a reload from before that.
+    `began_at_ns` is when reading the file began, by the machine's monotonic clock: this is the outcome for every
+    reload that was requested before.
     """
 
     pid: int
@@ -142,7 +142,7 @@ class Outcome:
     again: tuple[str, ...] = ()
     """Models that end with their last answer and are then loaded again."""
     later: tuple[str, ...] = ()
-    """Models that keep the memory that they have until they are loaded again."""
+    """Models that keep their memory until they are loaded again."""
     certificate: Renewal | None = None
     """None: the server speaks plain HTTP."""
 

@@ -29,7 +29,7 @@ async def reload_config(app: FastAPI) -> None:
         _log.error("models.yaml was not applied: %s\nEverything stays as it was.", error.message)
         outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=renew_certificate(app))
     try:
-        async with app.state.reloading:  # in the order in which they began
+        async with app.state.reloading:  # one at a time, in order
             await asyncio.to_thread(write_outcome, app.state.settings.data_dir, outcome)
     except OSError as error:
         _log.error("the outcome of the reload cannot be written for `hearth reload`: %s", error.strerror)
@@ -67,7 +67,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         try:
             async with app.state.database.writing() as connection:
                 await write_entry(connection, utc_now(), by, "config.reload", config.path.name, asdict(models))
-        except StoreUnavailableError as error:  # the reload has happened: it must not be called a failure
+        except StoreUnavailableError as error:  # the reload has happened, and is not a failure
             _log.error("models.yaml was read again, but that is not in the audit log: %s", error.message)
         certificate = renew_certificate(app)
         outcome = Outcome(

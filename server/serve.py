@@ -99,7 +99,7 @@ class _Server(uvicorn.Server):
         self._systemd = Systemd()
         self._status = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
-        self.exit_status = 1  # for a supervisor: 0 is an end, all else a failure
+        self.exit_status = 1  # for a supervisor: 0 is a normal end, all else a failure
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -175,7 +175,7 @@ async def _freeze_when_settled(engine: Engine) -> None:
     The modules and tables of vLLM, torch and our own are about a million objects: each full collection would halt all
     streams for a third of a second. Once only: cycles that later loads leave behind must be collected.
     """
-    while not _settled(engine):  # noqa: ASYNC110  # the banner alone waits for changes
+    while not _settled(engine):  # noqa: ASYNC110  # only the banner may wait for changes
         await asyncio.sleep(_SETTLED_POLL_SECONDS)
     gc.collect()
     gc.freeze()
@@ -207,8 +207,8 @@ def listen(settings: Settings) -> socket.socket:
 def _probe_silent_clients(listener: socket.socket, seconds: float) -> None:
     """Have the kernel end connections whose client has vanished, within this time (TCP keep-alive).
 
-    Connections inherit it. server/http/protocol.py watches clients that are being written to; this is for the others,
-    which wait for their turn or have sent half of a body.
+    Connections inherit it. server/http/protocol.py watches clients that are being written to; this is for clients that
+    wait for their turn or have sent a part of a body.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probes = 3
@@ -272,11 +272,11 @@ class Banner:
         announced, reported = False, dict[str, str]()
         while True:
             for health in engine.health():
-                if health.id not in tasks:  # at the start all of them; later those of a reload
+                if health.id not in tasks:  # at the start all models; later those of a reload
                     tasks[health.id] = self._bars.add_task(health.id, total=1.0, phase="", left="")
                 left = time_left(health.remaining_seconds)
                 self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase, left=left)
-                # A line per new phase where bars cannot be drawn, and afterwards everywhere
+                # A line per new phase where bars cannot be drawn, and everywhere after the start
                 if reported.get(health.id) != health.phase and not self._bars.live.is_started:
                     self._say(f"  {health.id}: {health.phase}{f' ({left})' if left else ''}")
                 reported[health.id] = health.phase

@@ -1,4 +1,4 @@
-"""How this machine runs Hearth: environment variables `HEARTH_*`, read once. What is served is models.yaml's."""
+"""How this machine runs Hearth: environment variables `HEARTH_*`, read once. models.yaml says what is served."""
 
 import ipaddress
 import os
@@ -14,9 +14,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretSt
 from server.validation import sentence
 
 _PREFIX = "HEARTH_"
-# Read by set-up, and by the line that the banner gives people to paste.
-_NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}  # the last three are for examples
-_REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has it set starts all the same
+# Read by set-up, by `hearth batches`, and by examples in the docs and the banner.
+_NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}
+_REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has one set starts anyway
 _CHECKOUT = Path(__file__).parents[1]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._-]*)*/?")

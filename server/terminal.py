@@ -1,4 +1,4 @@
-"""What is printed in a terminal: how `hearth` is typed here, tables that cut no word, sizes and times, the log."""
+"""What is printed in a terminal: how `hearth` is typed here, tables that fit, sizes and times, the log."""
 
 import logging
 import math
@@ -88,7 +88,7 @@ def wrapped(text: str, indent: int = 2) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    """Say how long something should still take; nothing where that is not known."""
+    """Say how long something should still take; nothing if that is not known."""
     return "" if seconds is None else f"about {math.ceil(seconds)} s left"
 
 

@@ -50,7 +50,7 @@ class FieldError(ValueError):
 
 
 def most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the finding that is deepest in the body: in a union the others are of branches that were not meant.
+    """Return the finding that is deepest in the body: in a union the others belong to branches that were not meant.
 
     Of equally deep ones, return one whose branch has the right type.
     """
@@ -60,7 +60,7 @@ def most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def spelled(pattern: str, sentence: str) -> Any:
-    """Make the field of a text that is spelled by a pattern; `sentence` says what that means."""
+    """Make the field of a text that has to match a pattern; `sentence` describes the pattern."""
     _PATTERNS[pattern] = sentence
     return Field(pattern=pattern)
 
@@ -110,7 +110,7 @@ def field_path(finding: Mapping[str, Any], body: Any) -> str | None:
     for depth, part in enumerate(location):
         last = depth == len(location) - 1
         if re.fullmatch(r"messages\[\d+\]", path) and isinstance(here, dict) and part == here.get("role") and not last:
-            continue  # names the branch; a message may hold a field of that name all the same
+            continue  # names the branch, even if a message has a field of that name
         if isinstance(part, int) and isinstance(here, list) and part < len(here):
             path, here = f"{path}[{part}]", here[part]
         elif isinstance(part, str) and isinstance(here, dict) and (part in here or last):
@@ -119,7 +119,7 @@ def field_path(finding: Mapping[str, Any], body: Any) -> str | None:
 
 
 class MomentError(ValueError):
-    """A text is no moment. The message follows the name of the field or option, and does not repeat the text."""
+    """A text is not a time. The message follows the name of the field or option, and does not repeat the text."""
 
 
 def span(text: str) -> timedelta:

@@ -1,5 +1,5 @@
-"""File batches: what lies on the disk for them, and what runs them, line by line, however often the server ends.
+"""File batches: their files on the disk, and what runs them, line by line, across restarts of the server.
 
-Knows nothing of HTTP. Rows are `server/store/batches.py`'s; how one line is answered, and which endpoints there are, is
-handed in by the app.
+Knows nothing of HTTP. `server/store/batches.py` has the rows; the app passes in the endpoints and how a line is
+answered.
 """

@@ -1,6 +1,6 @@
-"""The folder of files and journals, on a disk or in a bucket: written whole or not at all, for us alone.
+"""The folder of files and journals, on a disk or in a bucket: written whole or not at all, readable by our user only.
 
-What nothing names is deleted. A folder has a name of its own, its place, by which rows say where a file lies: a server
+What no row names is deleted. A folder has a name of its own, its place, which the rows of its files have: a server
 runs the batches of its place.
 """
 
@@ -26,14 +26,14 @@ _T = TypeVar("_T")
 _THREADS = 4  # of their own: a slow disk holds up nothing else
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 _PIECE_BYTES = 256 * 2**10
-_LOOK_EVERY_BYTES = 16 * 2**20  # for what is left on the disk, and synced: a GiB at once would hold up all others
-_ORPHAN_SECONDS = 3600.0  # what has no row is deleted then: its row may be about to be written
+_LOOK_EVERY_BYTES = 16 * 2**20  # at the free space, and sync: a sync of a GiB would hold up all others
+_ORPHAN_SECONDS = 3600.0  # then what has no row is deleted; before, its row may be about to be written
 _UPLOAD_SECONDS = 24 * 3600.0
 _SEGMENT_BYTES = 2**20  # in a bucket, where each is written again whole
 
 
 def is_id(text: str) -> bool:
-    """Whether it has the form of our ids, so that it may be asked of the database and the disk."""
+    """Whether it has the form of our ids, and may be looked up in the database and on the disk."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -79,7 +79,7 @@ class Folder:
             file.close()
 
     async def delete(self, id_: str) -> None:
-        """Delete a file, or a batch's journal. Whether it is there does not matter. Does not fail."""
+        """Delete a file or a batch's journal, if it is there. Does not fail."""
         with suppress(OSError):  # the next sweep tries again
             await self.run(self.delete_now, id_)
 
@@ -110,14 +110,14 @@ class Folder:
         sync_folder(target.parent)
 
     def has_room(self, more_bytes: int) -> bool:
-        """Whether so much more may be written. Blocks, for microseconds on a local disk."""
+        """Whether `more_bytes` may be written. Blocks, for microseconds on a local disk."""
         return shutil.disk_usage(self.path).free - more_bytes >= self._kept_free_bytes
 
     def writer_now(self) -> "FileWriter":
         return FileWriter(self, self.path / "uploads" / secrets.token_hex(16))
 
     def old_now(self) -> list[str]:
-        """Delete uploads that were broken off; return the ids of what has lain here for an hour."""
+        """Delete uploads that were broken off; return the ids of what is older than an hour."""
         for path in self._older_now("uploads", time.time() - _UPLOAD_SECONDS):
             path.unlink(missing_ok=True)
         return self._lasting_now(time.time() - _ORPHAN_SECONDS)
@@ -176,7 +176,7 @@ class FileWriter:
         self.bytes += len(data)
 
     def close_now(self) -> Path:
-        """End writing, and return where it lies until `discard_now`: for what needs no name."""
+        """End writing, and return the path, valid until `discard_now`: for what needs no name."""
         self._file.close()
         return self._part
 

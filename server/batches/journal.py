@@ -1,8 +1,8 @@
 r"""The progress of a batch: one record for each line that has an answer or an error, appended and synced in groups.
 
-A journal is a folder of segments, one for each time that a process took the batch up. Nothing is ever appended to a
-segment of another process, so that one that was cut off in the middle of a record, by a kill or a full disk, is read up
-to there. What two processes wrote for one line counts once: the first, in the order of segments.
+A journal is a folder of segments, one for each time that a process took the batch up. No process appends to a segment
+of another, so a segment that a kill or a full disk cut off inside a record is read up to there. If two processes wrote
+a record for one line, the first counts, in the order of segments.
 
 A record: `<line> <o|e> <input> <output> <cached> <reasoning> <crc32> <JSON>\n`, tokens between kind and checksum.
 """
@@ -33,7 +33,7 @@ _RETRY_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Tally:
-    """What the records say together."""
+    """Sums over the records."""
 
     completed: int = 0
     failed: int = 0
@@ -141,7 +141,7 @@ class Journal:
         self._came.set()
 
     async def room(self) -> None:
-        """Wait until the disk has taken what was appended, but for what fits in memory."""
+        """Wait until what is not written yet fits in memory."""
         while self._waiting_bytes > _MOST_WAITING_BYTES:
             self._written.clear()
             await self._written.wait()
@@ -151,7 +151,7 @@ class Journal:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Wait until everything is on disk; where it cannot be written now, only if the block has ended well."""
+        """Wait until everything is on disk; if it cannot be written now, only after a block without an error."""
         self._closing = True
         self._came.set()
         try:
@@ -183,7 +183,7 @@ class Journal:
                 _log.warning("The progress of a batch cannot be written, and waits: %s.", failure.strerror)
                 self._waiting[:0] = unsynced
                 unsynced = []
-                self._number += 1  # behind half a record nothing would be read
+                self._number += 1  # a reader stops at a partial record
                 await self._folder.run(self._close_now)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue

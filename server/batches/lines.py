@@ -1,7 +1,7 @@
 """The lines of a batch's files: its input is read within bounds of memory and checked beforehand, its output written.
 
-Of an input line only its envelope is looked at here. Whether its body can be answered is found when it is asked. What
-a batch ends with are its answers, and its errors, each in the order of the input.
+Of an input line only the envelope is checked here; its body is checked when the line is answered. A batch ends with a
+file of answers and one of errors, both in the order of the input.
 """
 
 import os
@@ -28,7 +28,7 @@ _NOT_DONE = {
 
 
 class Envelope(msgspec.Struct):
-    """What stands around a request in its line, as it stands there: millions of lists would take seconds to make."""
+    """The fields around a request in its line, not parsed: making millions of lists would take seconds."""
 
     custom_id: msgspec.Raw = msgspec.Raw()
     method: msgspec.Raw = msgspec.Raw()
@@ -52,13 +52,13 @@ class Line:
     offset: int
     size: int
     text: bytes | None
-    deaths: int = 0  # of engines, while it was being answered
-    deaths_alone: int = 0  # those of them when nothing else of this server's batches was
+    deaths: int = 0  # of engines, while this line was being answered
+    deaths_alone: int = 0  # those while no other line of this server's batches was
     failures: int = 0  # of ours, while it was being answered
 
 
 class TooManyLinesError(Exception):
-    """The file has more lines than anything is made for, if only empty ones."""
+    """The file has too many lines, even if they are empty."""
 
 
 class LineReader:
@@ -110,7 +110,7 @@ class LineReader:
 def envelope_of(text: bytes) -> Envelope | None:
     """Take a line apart; None for what is not a JSON object in UTF-8."""
     try:
-        str(text, "utf-8")  # what stays as it is is not looked into
+        str(text, "utf-8")  # msgspec does not check what it does not parse
         return msgspec.json.decode(text, type=Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
@@ -140,7 +140,7 @@ class Check:
     lines: int = 0
     errors: list[dict[str, Any]] = field(default_factory=list)
     _models: dict[str, str | None] = field(default_factory=dict)
-    _ids: set[int] = field(default_factory=set)  # hashes of 8 bytes: two that are the same by chance are not to be met
+    _ids: set[int] = field(default_factory=set)  # hashes of 8 bytes: two ids with the same one are improbable
 
     @property
     def model(self) -> str | None:
@@ -238,7 +238,7 @@ class Written(NamedTuple):
 def write_output(folder: Folder, reader: LineReader, index: Index, ending: str) -> dict[str, Written]:
     """Write the answers, `output`, and what is an `error`, where there are any. Blocks.
 
-    What has no record is an error by the `ending`, expired or cancelled. Raises OSError, and leaves nothing then.
+    A line without a record gets the error of the `ending`, expired or cancelled. Leaves nothing if it raises OSError.
     """
     writers: dict[str, FileWriter] = {}
     made: dict[str, Written] = {}

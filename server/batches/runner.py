@@ -1,9 +1,9 @@
-"""Runs the batches of one place: fair between keys, within bounds of memory, and on after whatever ended the server.
+"""Runs the batches of one place: fair between keys, within bounds of memory, and across restarts of the server.
 
 A batch is validated, its lines are answered at background priority, each answer goes into the journal, and at its end
-the journal becomes its files. Every step may be cut off: a line that was being answered is answered again, and has one
-record all the same. Limits, loads and restarts are waited for. What is the line's own fault is its error, and so is an
-engine that dies twice while nothing but this line runs.
+the journal becomes its files. Every step may be cut off: a line that was being answered is answered again, and still
+has one record. Limits, loads and restarts are waited for. A line that is wrong itself gets an error, and so does one
+whose engine dies twice while no other line runs.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _LONGEST_PAUSE_SECONDS = 60.0
 _DEATH_PAUSE_SECONDS = 1.0
 _MOST_RUNS = 32  # batches at the same time; each has some open files
 _MOST_RUNS_OF_KEY = 4
-_MOST_DEATHS = 2  # then a line runs alone; and after as many alone it has an error
+_MOST_DEATHS = 2  # then a line runs alone; after as many alone it gets an error
 _MOST_FAILURES = 3
 _IDS_PER_QUERY = 500
 _SLICE_PAUSE_SECONDS = 0.003  # after each MiB that is checked, for 1 ms: others' requests need the interpreter, too
@@ -64,7 +64,7 @@ class Lines(Protocol):
 
     @property
     def endpoints(self) -> Mapping[str, Any]:
-        """What the lines of a batch may ask."""
+        """The endpoints that lines may name."""
 
     def model_id(self, key: ApiKey, name: str, /) -> str | None:
         """Return the id of a model that the key may use; None for any other name."""
@@ -75,9 +75,9 @@ class Lines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`most_bytes` and `most_running` are of all lines at work together, of all batches.
+    """`most_bytes` and `most_running` limit the running lines of all batches together.
 
-    Whether a key still works is asked every `key_seconds`. What could not go on is tried again after `pause_seconds`.
+    A key is checked every `key_seconds`. A batch that could not go on is tried again after `pause_seconds`.
     """
 
     most_lines: int = 50_000
@@ -90,10 +90,10 @@ class BatchLimits:
 
 
 class Window:
-    """The lines at work. Belongs to one event loop.
+    """The running lines. Belongs to one event loop.
 
-    Keys that could begin more have equal shares of them. A line that may be what kills its engine runs alone in its
-    model, as far as the lines of batches go: others wait.
+    Keys that could begin more lines have equal shares. A line that may have killed its engine runs while no other line
+    of a batch runs in its model.
     """
 
     def __init__(self, most_running: int, most_bytes: int) -> None:
@@ -106,7 +106,7 @@ class Window:
         self._waiting: list[tuple[str, Callable[[], bool]]] = []
 
     async def enter(self, key: str, model: str, size: int, *, alone: bool, most: Callable[[], bool]) -> None:
-        """Wait until one more fits in, and `most` says so too."""
+        """Wait until one more line fits and `most` is true."""
         self._alone[model] += alone
         waiter = (key, most)
         self._waiting.append(waiter)
@@ -123,7 +123,7 @@ class Window:
         self._by_model[model] += 1
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until it is so; asked again whenever a line has left."""
+        """Wait until the condition is true; it is checked again whenever a line ends."""
         while not true():
             await self._changed.wait()
 
@@ -135,7 +135,7 @@ class Window:
         self.wake()
 
     def wake(self) -> None:
-        """Have all that wait look again."""
+        """Have all waiters check again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -151,7 +151,7 @@ class Window:
 class Runner:
     """All batches of a folder. Use as `async with`, on one event loop; what runs at its end goes on at the next start.
 
-    `draining` says whether the server ends, when no line is begun any more.
+    `draining` says whether the server ends: then no line is begun.
     """
 
     def __init__(  # noqa: PLR0913  # what a batch is made of
@@ -196,7 +196,7 @@ class Runner:
             run.changed.set()
 
     def load(self) -> BatchLoad:
-        """Say how batches stand, as of the last look."""
+        """Count batches by state, as of the last look."""
         rows = self._seen
         return BatchLoad(
             unfinished=len(rows),
@@ -206,7 +206,7 @@ class Runner:
         )
 
     async def sweep(self) -> None:
-        """Delete what has expired, and what nothing names."""
+        """Delete what has expired, and what no row names."""
         try:
             batches_before = self.store.clock() - self.limits.retention_seconds
             for id_ in await self.store.forget_old(self.folder.place, batches_before=batches_before):
@@ -232,7 +232,7 @@ class Runner:
                     await self._woken.wait()
 
     async def _start_due(self) -> None:
-        """Take up what is due: of each key its oldest, and the keys in turn."""
+        """Take up batches that are due: the oldest of each key, the keys in turn."""
         rows = await self.store.unfinished(self.folder.place)
         self._seen = rows
         ranks = Counter[str]()
@@ -261,10 +261,10 @@ class Runner:
         except (StoreUnavailableError, OSError) as error:
             self._not_before[id_] = time.monotonic() + self.limits.pause_seconds
             why = error.message if isinstance(error, StoreUnavailableError) else error.strerror
-            _log.warning("The batch %s cannot go on, and is tried again: %s", id_, why)
+            _log.warning("The batch %s cannot go on, and will be tried again: %s", id_, why)
         except Exception:  # noqa: BLE001  # of this batch alone; the others go on
             self._not_before[id_] = time.monotonic() + _LONGEST_PAUSE_SECONDS
-            _log.exception("the batch %s cannot go on, and is tried again", id_)
+            _log.exception("the batch %s cannot go on, and will be tried again", id_)
         finally:
             del self._runs[id_]
             await self.folder.run(self.folder.leave_now, id_)
@@ -274,7 +274,7 @@ class Runner:
 
 
 class _Run:
-    """One batch, from where it was left to its end."""
+    """The run of one batch in this process, from where it was left."""
 
     _reader: LineReader  # these are there once its lines are to be answered
     _index: Index
@@ -300,7 +300,7 @@ class _Run:
             self.changed.set()
 
     async def go(self) -> None:
-        """Bring it to its end. Raises StoreUnavailableError and OSError: it is to be taken up again later."""
+        """Run the batch to its end. Raises StoreUnavailableError and OSError: then it is to be taken up again later."""
         if self.row.status == "validating" and not await self._validated():
             return
         if self.row.in_progress_at is None:  # cancelled before anything was begun
@@ -353,7 +353,7 @@ class _Run:
         return True
 
     async def _move(self, expected: Iterable[Status], status: Status, **fields: Any) -> bool:
-        """Bring it from one of these states to another; False if it is in none, or another process runs it."""
+        """Move the batch from one of these states to another; False if it is in none, or another process runs it."""
         return await self._store.move(self.row.id, expected, status, runner=self._runner.name, **fields)
 
     def _read_journal(self) -> Index:
@@ -364,7 +364,7 @@ class _Run:
         return LineReader(file, most_lines=self._limits.most_lines, most_line_bytes=self._limits.most_line_bytes)
 
     async def _answered(self) -> Ending | None:
-        """Answer its lines; None if that is not to be gone on with here."""
+        """Answer the lines; None: this process must not go on with the batch."""
         async with Journal(self._folder, self.row.id, self._index.next_segment) as self._journal:
             tasks = {asyncio.create_task(self._feed()), asyncio.create_task(self._watch())}
             try:
@@ -376,7 +376,7 @@ class _Run:
             return next(iter(done)).result()
 
     async def _watch(self) -> Ending | None:
-        """Write down how far it is, and return when it is to end before all lines have an answer; None: at once."""
+        """Save the progress. Return why the batch ends early, or None if another process may run it."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_KEEP_UP_SECONDS):
@@ -414,9 +414,9 @@ class _Run:
             raise StoreUnavailableError("Another server runs it.")
 
     async def _usable_key(self) -> ApiKey | None:
-        """Return the key that it runs for, its own or what has replaced that; None: it has ended, and so has the batch.
+        """Return the key of the batch, or its successor; None: no key is usable, so the batch is cancelled.
 
-        What the store said a moment ago counts.
+        The last answer of the store counts for some seconds.
         """
         if self._key is not None and time.monotonic() - self._key_read_at < self._limits.key_seconds:
             return self._key
@@ -435,7 +435,7 @@ class _Run:
         return key
 
     async def _feed(self) -> Ending | None:
-        """Answer every line that has no record, as many at a time as there may be."""
+        """Answer every line that has no record, as many at a time as the window allows."""
         try:
             async with asyncio.TaskGroup() as group:
                 await self._feed_to(group)
@@ -473,7 +473,7 @@ class _Run:
         self._at_work += 1
         task = group.create_task(self._answer(line, envelope, alone=alone))
         task.add_done_callback(lambda _: self._ended(line, model, alone=alone))
-        await asyncio.sleep(0)  # to check all of them in one go would hold up other requests
+        await asyncio.sleep(0)  # checking all of them without a pause would hold up other requests
 
     def _may_begin(self) -> bool:
         return self._at_work < self._width and not self._runner.draining()
@@ -483,7 +483,7 @@ class _Run:
         self._runner.window.leave(self.row.key_id, model, line.size, alone=alone)
 
     async def _answer(self, line: Line, envelope: Any, *, alone: bool) -> None:
-        """Answer one line, and write it down; or put it back."""
+        """Answer one line and append its record, or put the line back."""
         assert self._key is not None  # noqa: S101  # it was asked for before the lines
         request_id = f"req_{secrets.token_hex(12)}"
         tokens: tuple[int, ...] = (0, 0, 0, 0)
@@ -513,7 +513,7 @@ class _Run:
         return await self._folder.run(parse_strict_json, text)
 
     def _put_back(self, line: Line, error: Exception, api_error: ApiError, *, alone: bool) -> bool:
-        """Whether to answer it again, later; if not, the error is its record."""
+        """Whether to answer the line again later; if not, its record is the error."""
         cause = error.__cause__ if isinstance(error, ApiError) else error
         if isinstance(cause, EngineDiedError):
             line.deaths += 1
@@ -530,14 +530,14 @@ class _Run:
         return False
 
     def _slow_down(self, seconds: float) -> None:
-        """Begin nothing for so long, and then less at a time."""
+        """Begin no line for so long, and then fewer at a time."""
         now = time.monotonic()
         if now >= self._resume_at:
             self._width = max(1.0, min(self._width, self._at_work) / 2)
         self._resume_at = max(self._resume_at, now + min(seconds, _LONGEST_PAUSE_SECONDS))
 
     async def _finish(self, ending: Ending) -> None:
-        """Make its files. With lines left over that have no record, it has expired or was cancelled."""
+        """Make the files of the batch. If lines have no record, it has expired or was cancelled."""
         id_ = self.row.id
         if ending != "cancelled" and not await self._move(("in_progress", "finalizing"), "finalizing"):
             ending = "cancelled"

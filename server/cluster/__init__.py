@@ -1,7 +1,7 @@
 """Hearth on several machines: roles of models.yaml as deployments of Ray Serve. Nothing else imports this folder.
 
-Here is what Ray's processes are started with, before Ray is imported: HAProxy as every machine's entrance, and ports
-that a firewall can name.
+This file has the environment in which Ray is started: HAProxy as every machine's entrance, and fixed ports for
+firewalls.
 """
 
 import os
@@ -17,12 +17,12 @@ PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": 6700,
     "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": 6799,
 }
-DEREGISTER_SECONDS = 5  # a replica that ends still answers for so long: every HAProxy has heard of it by then
+DEREGISTER_SECONDS = 5  # a replica that ends still answers for so long; by then every HAProxy knows
 BALANCE = "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"
 # A key's requests go to one replica, unless that has a quarter more than the average.
 _BY_KEY = ("hash req.hdr(authorization)", "hash-type consistent", "hash-balance-factor 125")
 _ALWAYS = (
-    # With it HAProxy (2.8) does not see a client that leaves while its answer is awaited, and spins where many do.
+    # With splicing, HAProxy (2.8) does not see a client that leaves while it waits, and uses a core when many do.
     "no option splice-request",
     "no option splice-response",
     "no log",  # it would send addresses, and so the signatures of image links, to port 514
@@ -31,27 +31,27 @@ _ALWAYS = (
 )
 BARE = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # its own is 15: all else that runs there would go before models
-    # One thread, one loop: a token that goes from one to another costs more than the rest of its way. And gRPC between
-    # replicas, in place of Ray's objects.
+    "RAY_worker_niceness": "0",  # Ray's default, 15, puts all other processes before models
+    # One thread with one event loop: passing a token between threads costs more than the rest of its way. And gRPC
+    # between replicas, in place of Ray's objects.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(96 * 2**10),  # our own limit for a head, 64 KiB, comes first
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DEREGISTER_SECONDS),
-    # Whenever replicas come or go a new HAProxy takes over; streams of the one before had two minutes. A replica's port
-    # is free again sooner: the next one there is of the same role.
+    # Whenever replicas come or go a new HAProxy takes over; by default streams of the old one have two minutes. A
+    # replica's port is free again sooner: the next one there is of the same role.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_PORT_QUARANTINE_S": "150",
     BALANCE: "\n    ".join((*_BY_KEY, *_ALWAYS)),
 }
-"""Without what is a machine's own."""
+"""The variables that are the same on all machines."""
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return what to start Ray with, once `folder` is there for HAProxy's files. Raises `OSError`.
+    """Return the environment for Ray, after making `folder` for HAProxy's files. Raises `OSError`.
 
-    It has to be ours alone, for who may write to its socket commands it, and its path short, as a socket's has to be.
+    Only our user may write to it, since the socket in it controls HAProxy. Its path has to be short, for the socket.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()

@@ -20,5 +20,5 @@ def listen_by(start: Callable[..., Any]) -> None:
 
 
 def set_version(deployment: serve.Deployment, version: str) -> None:
-    """Replace its replicas at a deploy only where this differs. Serve's own is a random one, and replaces all."""
+    """Have a deploy replace replicas only if this differs. Serve's own version is random, which replaces all."""
     deployment._version = version  # noqa: SLF001

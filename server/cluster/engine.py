@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 _PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}  # cloudpickle takes 4 x as long
 _MESSAGE_SECONDS = 0.02
 _SHORT_SECONDS = 0.01
-_SIGN_SECONDS = 5.0  # a message, if only an empty one: a machine that has lost its power says nothing
+_SIGN_SECONDS = 5.0  # at least an empty message: a machine without power sends none
 _SILENT_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _STALE_SECONDS = 10.0
@@ -39,7 +39,7 @@ _ALL_SECONDS = 4.0
 
 @dataclass(slots=True)
 class Message:
-    """What has become of an answer since the message before."""
+    """What an answer has got since the last message."""
 
     items: list[Any] = field(default_factory=list)
     turn: tuple[int, ...] | None = None
@@ -59,9 +59,9 @@ class RoleState:
 async def answer(
     engine: Engine, method: str, request: Any, stream: Stream[Any], *, takes_turn: bool
 ) -> AsyncGenerator[Message, None]:
-    """Answer a request to a method of the engine from another replica. What goes wrong is the last message's error.
+    """Answer another replica's request to a method of the engine. A failure is the `error` of the last message.
 
-    The asking replica takes the key's limits by `turn`, and closes this where they do not allow it.
+    The asking replica charges the key's limits when it gets `turn`, and closes this if they are exceeded.
     """
     message, changed = Message(), asyncio.Event()
 
@@ -118,7 +118,7 @@ async def ask_all(handle: DeploymentHandle, method: str, kind: type[_T]) -> list
 
 
 class Remote:
-    """The models of another role: what their replicas say of themselves, looked at each second, and their answers."""
+    """The models of another role: the states that their replicas report, read each second, and their answers."""
 
     def __init__(self, role: str, handle: DeploymentHandle) -> None:
         self.role = role
@@ -128,7 +128,7 @@ class Remote:
         self._seen_at = -_STALE_SECONDS
 
     async def look(self) -> None:
-        """Ask all replicas how they stand. If none answers, the last word holds."""
+        """Ask all replicas for their states. If none answers, the last states stay."""
         if states := await ask_all(self._handle, "state", RoleState):
             self._states, self._seen_at = states, time.monotonic()
 
@@ -136,7 +136,7 @@ class Remote:
         return time.monotonic() - self._seen_at < _STALE_SECONDS
 
     def health(self) -> dict[str, ModelHealth]:
-        """Return the state of each model where it is best."""
+        """Return the best state that each model has in any replica."""
         found = {
             name: ModelHealth(name, "loading", "waiting for a replica", 0.0, 0.0, 0, None) for name in self.entries
         }
@@ -190,7 +190,7 @@ class Remote:
     async def _pump(self, method: str, request: Any, stream: Stream[Any], begun: asyncio.Future[None]) -> None:
         before_turn = getattr(request, "before_turn", None)
         asked = request if before_turn is None else replace(request, before_turn=None)
-        # Of the handle that `look` has used: each that is made before would come with a router of its own.
+        # From the handle that `look` has used: one made from an unused handle would have a router of its own.
         answers = self._handle.options(method_name="answer", stream=True, session_id=_session(request), **_PICKLED)
         response, now = None, asyncio.get_running_loop().time
         try:
@@ -234,11 +234,11 @@ class Remote:
 
 
 def _session(request: Any) -> str:
-    """What keeps a conversation with the replica that has cached its beginning: its owner, and its first question."""
+    """A hash of the owner and the first question, which keeps a conversation with the replica that has cached them."""
     if not isinstance(request, ChatRequest):
         return ""
     beginning = [message for message in request.messages[:3] if message.get("role") != "assistant"][:2]
-    said = json.dumps([request.owner, *map(_text, beginning)])  # megabytes of pictures tell no more
+    said = json.dumps([request.owner, *map(_text, beginning)])  # without pictures: megabytes that add nothing
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
@@ -262,14 +262,14 @@ async def _take(message: Message, stream: Stream[Any], before_turn: Callable[...
 
 
 def _known_here(error: EngineError) -> EngineError:
-    """Say what can be done, where a deploy moves a model: it is asked for here, and that replica has another file."""
+    """Return an error to retry while a deploy moves a model: the other replica may have another models.yaml."""
     if isinstance(error, UnknownModelError):
         return ModelLoadingError("This model is being moved. Try again in a few seconds.", retry_after_seconds=5)
     return error
 
 
 def _of_its_role(name: str) -> Any:
-    """Make this method of the engine, whose first argument is a model or has one, for models of other roles, too."""
+    """Return this method of the engine, which takes or names a model first, for models of other roles too."""
     own = getattr(Engine, name)
 
     async def method(self: "ClusterEngine", asked: Any, *more: Any, **named: Any) -> Any:
@@ -339,7 +339,7 @@ class ClusterEngine(Engine):
         raise RequestError("In a cluster `hearth cluster deploy` takes over a new models.yaml, replica by replica.")
 
     async def take_over(self, config: Config) -> None:
-        """Serve tiers and models of other roles as `config` says; of this role's own models nothing is new."""
+        """Serve tiers and models of other roles as `config` says; this role's own models do not change."""
         await super().reload(config.of_role(self._role))
         self._know(config)
 

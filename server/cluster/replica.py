@@ -55,13 +55,13 @@ _DRAIN_MARGIN_SECONDS = 10.0  # to end engines, once requests have ended
 _OTHER_REQUESTS = 64  # of one replica: lists, status, files, beside what its models run and queue
 _UNLIMITED = 1_000_000
 OF_RESOURCE = 0.001
-CPUS = 0.1  # of what Ray gives out: memory and GPUs are what a replica needs, and none runs where Ray has no CPU
+CPUS = 0.1  # of Ray's count: a replica needs memory and GPUs, but Ray runs none on a machine without a CPU
 _AT_ONCE = {"tier", "owned_by", "aliases", "description"}  # of a model, taken over without a new engine
 _MOST_OF_AVERAGE = 1.25  # as HAProxy's hash-balance-factor is set
 _OF_MODELS = {"hearth_model_state", "hearth_model_engines", "hearth_model_restarts"}
 _FOR_SERVE = {TIMEOUT.encode(), UNWATCHED.encode()}
 _HEALTH = "/-/healthz"  # what HAProxy asks
-# Where Serve watches for clients that leave, it reads their bodies, however large, and before we look at the key.
+# Serve reads the bodies of clients that it watches for a disconnect, of any size, before we check the key.
 _UNWATCHED = (UNWATCHED.encode(), b"?1")
 _log = logging.getLogger("hearth.cluster")
 
@@ -103,7 +103,7 @@ class Replica:
         await self._ready
 
     async def _live(self) -> None:
-        """Run the app from its start to its end, in one task. `_ready` gets what keeps it from serving."""
+        """Run the app from its start to its end, in one task. `_ready` gets an error that keeps it from serving."""
         try:
             async with self._app.router.lifespan_context(self._app):
                 engine: ClusterEngine = self._app.state.engine
@@ -159,11 +159,11 @@ class Replica:
         return ReplicaStatus(**self._labels, status=found)
 
     async def metrics(self) -> list[Metric]:
-        """Return all that is counted here, each sample with the labels of this replica."""
+        """Return the metrics of this process, each sample with the labels of this replica."""
         families = await read_families(self._app)
         elsewhere = self._app.state.engine.elsewhere
         for family in families:
-            if family.name in _OF_MODELS:  # their own replicas say it
+            if family.name in _OF_MODELS:  # their own replicas report them
                 family.samples = [one for one in family.samples if one.labels["model"] not in elsewhere]
             family.samples = [one._replace(labels={**one.labels, **self._labels}) for one in family.samples]
         return families
@@ -188,16 +188,16 @@ class Ingress(Replica):
 
 
 def check_environment() -> None:
-    """Refuse to run where Serve's Python proxy would pass the requests on. Raises `SettingsError`."""
+    """Refuse to run if Serve's Python proxy would pass requests on. Raises `SettingsError`."""
     if not HAS_HAPROXY or HAS_TWO_LOOPS:
         raise SettingsError(
-            "Ray was started without what Hearth needs of it (RAY_SERVE_ENABLE_HA_PROXY=1 and others). Start every "
+            "Ray was started without variables that Hearth needs (RAY_SERVE_ENABLE_HA_PROXY=1 and others). Start every "
             "machine with `hearth cluster up`; on Kubernetes set the variables of docker/kuberay.yaml."
         )
 
 
 def speak(app: HearthApp, address: str) -> None:
-    """Have the replica of this process listen by our protocol, once it is ready. Serve says at which port."""
+    """Have the replica of this process listen with our protocol, once it is ready, at the port that Serve chooses."""
 
     async def start(
         serve: ASGIApp, options: Any, *, event_loop: asyncio.AbstractEventLoop, **_: Any
@@ -223,7 +223,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Let what runs finish, and end what has not after the time for it with an error event."""
+        """Let running requests finish; after the time for that, end the rest with an error event."""
         state = self._app.state
         draining = asyncio.create_task(state.drain.drain(state.settings.drain_seconds))
         await super().shutdown(sockets)
@@ -239,8 +239,8 @@ class _Entrance:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == _HEALTH:
-            # Serve says no as soon as this replica is to end, and HAProxy left it before it knew its successor. It
-            # answers as long as it listens; one that no longer does is not tried twice.
+            # Serve says no as soon as this replica is to end, so HAProxy left it before it knew the next one. Instead
+            # answer as long as it listens: HAProxy does not try one twice that no longer listens.
             with suppress(ModelError):
                 self.state.engine.check()
                 await Response()(scope, receive, send)
@@ -262,7 +262,7 @@ class OwnHttp:
 
 
 class _Proxied(Connection):
-    """Stands for the connection of a request that Serve's proxy passes on, and cancels when its client leaves."""
+    """The connection of a request that Serve's proxy passes on: it cancels when the client leaves."""
 
     def __init__(self) -> None: ...
 
@@ -277,7 +277,7 @@ class _Proxied(Connection):
 
 
 class Peers:
-    """All replicas of the application, for what shows the cluster. One that does not answer is left out."""
+    """All replicas of the application, for views of the cluster. One that does not answer is left out."""
 
     def __init__(self, handles: Sequence[DeploymentHandle]) -> None:
         self._handles = handles
@@ -322,7 +322,7 @@ def _own_folder(stack: ExitStack, parent: Path, role: str) -> Path:
 
 
 class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]  # of Ray, which has no types
-    """Serve's consistent hashing by session, with bounded loads: who is over the bound is asked last.
+    """Serve's consistent hashing by session, with bounded loads: replicas over the bound are tried last.
 
     It keeps a conversation with the replica that has cached its beginning, unless that is much busier than others.
     """
@@ -335,7 +335,7 @@ class StickyRouter(ConsistentHashRouter):  # type: ignore[misc]  # of Ray, which
 
 
 def application(config: Config, settings: Settings, *, restart: bool = False) -> serve.Application:
-    """Make what Serve runs; with `restart` no replica of before goes on. Raises `SettingsError`."""
+    """Make what Serve runs; with `restart` no old replica goes on. Raises `SettingsError`."""
     check_for_cluster(settings)
     if not config.roles:
         raise SettingsError(
@@ -379,7 +379,7 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
         }
     if role.resource is not None:
         options["ray_actor_options"]["resources"] = {role.resource: OF_RESOURCE}
-    # The first role refuses requests itself, in its own words; Serve would in others.
+    # The first role refuses requests itself, with our errors; Serve's have another shape.
     most = runs + queues + _OTHER_REQUESTS if kind is Replica else _UNLIMITED
     if kind is Replica and any(isinstance(model, ChatModelSpec) for model in models):
         options["request_router_config"] = RequestRouterConfig(request_router_class=StickyRouter)
@@ -400,7 +400,7 @@ def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: 
 
 
 def _version(config: Config, role: RoleSpec) -> str:
-    """Return what is another where a deploy has to replace the replicas of this role."""
+    """Return a version that differs if a deploy has to replace the replicas of this role."""
     own = [entry.model_dump_json(exclude=_AT_ONCE) for entry in config.of_role(role.id).entries.values()]
     said = [importlib.metadata.version("hearth-inference"), *config.roles, *own]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()

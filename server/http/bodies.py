@@ -28,7 +28,7 @@ _MOST_PARTS = 100_000  # objects and arrays of JSON: checking them takes half a 
 _MOST_KEYS = 400_000  # of objects: parsing them takes half a second
 _MAX_DEPTH = 64
 _LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
-BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
+BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client counts as gone
 _BODY_SECONDS = 300.0  # for all of it
 _PARSED_AT_A_TIME = 2  # of large bodies
 _INT64 = range(-(2**63), 2**63)
@@ -159,12 +159,12 @@ async def read_body(request: Request, held: Callable[[int], None], *, seconds: f
     """Return the body. Raises `ApiError` if it is too large, takes too long, or a drain cuts it off."""
     limit = request.app.state.settings.max_body_bytes
     declared = int(header_of(request.scope, b"content-length") or 0)  # the parser has checked its digits
-    if declared > limit:  # uvicorn drops what comes: the client reads the answer
+    if declared > limit:  # uvicorn drops the body, so that the client reads the answer
         raise _too_large(limit, close=declared > limit + DRAIN_BYTES)
     chunks: list[bytes] = []
     size = 0
     paused = f"No byte of the body came for {BODY_PAUSE_SECONDS:.0f} s. Send the request again."
-    late = f"The body did not come within {seconds:.0f} s. Send less at once."
+    late = f"The body did not arrive within {seconds:.0f} s. Send less at once."
     with cut_off_as_error(request.app.state.drain):
         async for chunk in receive_body(request, seconds, paused=paused, late=late):
             size += len(chunk)
@@ -269,7 +269,7 @@ class FormRoute(APIRoute):
 
 
 def boundary_of(scope: Scope) -> bytes:
-    """Return the boundary of the parts. Raises `ApiError` 415 for a body that is no form."""
+    """Return the boundary of the parts. Raises `ApiError` 415 for a body that is not a form."""
     kind, options = parse_options_header(header_of(scope, b"content-type"))
     if header_of(scope, b"content-encoding") not in {None, "identity"}:
         raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the form as it is.")
@@ -290,7 +290,7 @@ def parse_form(body: bytes, boundary: bytes) -> Form:
 
 
 def field_text(name: str, data: bytes | bytearray, most_bytes: int) -> str:
-    """Return a form field as text. Raises `ApiError` 400 if it is longer than `most_bytes`, or no UTF-8."""
+    """Return a form field as text. Raises `ApiError` 400 if it is longer than `most_bytes`, or not UTF-8."""
     param = name[:LONGEST_NAME]
     if len(data) > most_bytes:
         raise ApiError(400, "invalid_value", f"A field of the form is longer than {most_bytes} bytes.", param=param)
@@ -301,7 +301,7 @@ def field_text(name: str, data: bytes | bytearray, most_bytes: int) -> str:
 
 
 class FormReader(ABC):
-    """Parses a form as it comes, of at most `most_parts` parts. Subclasses take the parts."""
+    """Parses a form as it arrives, of at most `most_parts` parts. Subclasses take the parts."""
 
     most_parts = _MOST_FORM_PARTS
 
@@ -342,7 +342,7 @@ class FormReader(ABC):
 
     @abstractmethod
     def begin_part(self, name: str, filename: bytes | None) -> None:
-        """A part begins; `filename` is None for one that is no file."""
+        """A part begins; `filename` is None if it is not a file."""
 
     @abstractmethod
     def take(self, data: bytes) -> None:

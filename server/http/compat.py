@@ -1,4 +1,4 @@
-"""Every name of uvicorn, FastAPI, Starlette and CPython that is no stable API and that the server relies on.
+"""Every name of uvicorn, FastAPI, Starlette and CPython that the server uses and that is not stable API.
 
 All are needed: the server speaks HTTP through them. Nothing is imported here; names are strings. engine/compat.py says
 what belongs in such a list, and checks it.

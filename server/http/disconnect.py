@@ -40,7 +40,7 @@ class CancelOnDisconnect:
         self._connection = Connection.of(scope)
         self._drain: Drain = scope["app"].state.drain
         self._task: asyncio.Task[Any] | None = None
-        # The error is made when it is raised: a kept one would keep its frames, and they this block, in memory.
+        # The error is made when it is raised: a kept one would keep its frames, and thereby this block, in memory.
         self._reason: Callable[[], Exception] | None = None
 
     async def __aenter__(self) -> Self:

@@ -23,8 +23,8 @@ from server.observability.access_log import RequestRecord
 from server.store import StoreUnavailableError
 from server.store.keys import KEY_PREFIX, ApiKey
 
-# All paths that need no key: health, also by other servers' paths; the description of the API; the page's files, and
-# signing in; and image files, which need a signed link instead.
+# All paths that need no key: health, also at the paths of other servers; the description of the API; the page's files,
+# and signing in; and image files, which need a signed link instead.
 HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 OPEN_PATHS = HEALTH_PATHS | {"/", "/docs", "/openapi.json"}
 # A setting may add these: Open WebUI asks for them without a key.
@@ -116,7 +116,7 @@ class Cors(CORSMiddleware):
             allow_origins=origins,
             allow_methods=("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"),
             allow_headers=("*",),  # client libraries send a dozen of their own
-            allow_private_network=True,  # from a public page to a private network: its origin is in the setting
+            allow_private_network=True,  # a public page may call into a private network, if the setting has its origin
             expose_headers=_EXPOSED_HEADERS,
             max_age=600,
         )

@@ -33,7 +33,7 @@ _LINGER_SECONDS = 1
 # close would be a reset, and the client, or a proxy before it, would not read the answer.
 _BODY_LINGER_SECONDS = 30
 _BODY_LINGER_BYTES = 64 * 2**20
-# Longer than clients keep an idle connection (openai's 5 s, aiohttp 15, nginx 60): a request that is sent while the
+# Longer than clients keep an idle connection (openai 5 s, aiohttp 15, nginx 60): a request that is sent while the
 # server closes is lost.
 _IDLE_SECONDS = 75
 _LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
@@ -260,7 +260,7 @@ class HearthProtocol(HttpToolsProtocol):
         super().data_received(_without_upgrade(data) if began_in_head else data)
         if self._refused:
             return
-        if idle and self._heads == heads:  # an empty line has ended the idle time, too
+        if idle and self._heads == heads:  # an empty line ends the idle time too
             self._time_head()
         if began_in_head and self._in_head and self._heads == heads:  # all of `data` belongs to one head
             self._head_bytes += len(data)
@@ -380,8 +380,8 @@ class HearthProtocol(HttpToolsProtocol):
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
         phrase = HTTPStatus(error.status).phrase.encode()
         self.transport.write(b"HTTP/1.1 %d %b\r\n" % (error.status, phrase) + head + b"\r\n" + bytes(response.body))
-        # Closed at once, with bytes of the client still unread, the answer would be lost in a reset.
-        if self.transport.can_write_eof():  # TLS cannot say it
+        # A close at once, with bytes of the client unread, would be a reset, which loses the answer.
+        if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 

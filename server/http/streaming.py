@@ -141,7 +141,7 @@ class StreamedResponse(Response):
         except Exception as error:
             if not body.begun and not (isinstance(error, ApiError) and self._always_event(error)):
                 raise
-            api_error = to_api_error(error)  # the status is sent: what goes wrong now can only be an event
+            api_error = to_api_error(error)  # the status is sent: the error can only be an event
             record.refused(api_error)
             if self._failure is None:
                 _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)

@@ -28,7 +28,7 @@ _SECRET = re.compile(r"hk_[^/]*|[\w+-]{32,}", re.ASCII)
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one request; routes fill in what they learn. `key` is the public id only."""
+    """What is known of one request; routes fill it in. `key` is the public id only."""
 
     request_id: str
     method: str
@@ -41,7 +41,7 @@ class RequestRecord:
     status: int | None = None
     path: str | None = None  # where no route matched
     error_code: str | None = None
-    error_status: int | None = None  # that goes with the code, also where the answer has begun with 200; not logged
+    error_status: int | None = None  # the code's, even if the answer began with 200; not logged
     param: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -57,13 +57,13 @@ class RequestRecord:
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
     def refused(self, error: ApiError) -> None:
-        """Note the error that is the answer, or ends it. Of `param`, a field's path, only words of our own are kept."""
+        """Note the error that is the answer, or ends it. Of `param`, a field's path, only our own words are kept."""
         self.error_code, self.error_status = error.code, error.status
         self.param = error.limit or own_path(error.param)
         self.model = error.model or self.model
 
     def routed(self, route: str | None, path: str) -> None:
-        """Note the route, or the path of what has none: escaped, cut, without what may be a key."""
+        """Note the route, or else the path: escaped, cut, without what may be a key."""
         self.route = route
         if route is None:
             self.path = quote(_SECRET.sub("***", path), safe="/*")[:_PATH_LENGTH]
@@ -98,7 +98,7 @@ class RequestRecord:
         self.finish_reason = result.choices[0].finish_reason
 
     def line(self) -> str:
-        """Return its line. Call when the request has ended."""
+        """Return the request's line. Call when the request has ended."""
         known = zip(_LOGGED, _values_of(self), strict=True)
         line: dict[str, Any] = {"time": round(time.time(), 3)}
         line.update({name: value for name, value in known if value is not None})
@@ -115,7 +115,7 @@ class _LinesFile(RotatingFileHandler):
     _warned_at = -math.inf
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802  # logging's names
-        """Say so once a minute; logging would print the lines with a trace, ten times a second."""
+        """Log the failure once a minute; logging would print the lines with a trace, ten times a second."""
         if time.monotonic() - self._warned_at > 60:
             self._warned_at = time.monotonic()
             _log.warning("The access log cannot be written (%s): lines are lost. Is the disk full?", sys.exc_info()[1])
@@ -129,7 +129,7 @@ class AccessLog:
 
     def __init__(self, folder: Path, *, file_bytes: int = 64 * 2**20) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # set-up may have made it, for everybody to read
+        folder.chmod(0o700)  # set-up may have made it, readable by all
         self._file = _LinesFile(folder / "access.jsonl", maxBytes=file_bytes, backupCount=4, encoding="utf-8")
         self._thread = ThreadPoolExecutor(1, "access-log")  # one write after the other
         self._loop = asyncio.get_running_loop()

@@ -31,7 +31,7 @@ from server.store.usage import Usage
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
-_NONE = ""  # a label that does not apply, which Prometheus takes for one that is not there
+_NONE = ""  # a label that does not apply: to Prometheus it is absent
 _AMOUNTS = {
     "prompt_tokens": "Tokens of prompts.",
     "cached_tokens": "Those of them that were in the prefix cache.",
@@ -39,14 +39,14 @@ _AMOUNTS = {
     "images": "Images that were finished.",
     "audio_seconds": "Seconds of speech.",
 }
-# OpenMetrics, which Prometheus would rather have, writes the colon of vLLM's names as something else.
+# Not OpenMetrics, which Prometheus prefers: it replaces the colon in vLLM's names.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-PAGE_SECONDS = 1.0  # to make it takes the CPU time of some 25 requests (12 ms)
+PAGE_SECONDS = 1.0  # making a page takes the CPU time of some 25 requests (12 ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """HTTP requests that have ended: all, those with a 4xx of ours, and those that the server failed."""
+    """HTTP requests that have ended: all, those that were refused (4xx), and those that the server failed."""
 
     requests: int = 0
     refused: int = 0
@@ -115,7 +115,7 @@ class Metrics:
             "time_to_first_token_seconds", "From a request's head to the first token of its answer.", "model"
         )
         self._waits = histogram("queue_wait_seconds", "Time that answers waited in the queue.", "model", "kind")
-        outcomes = "Answers asked of models, a batch's one by one: ok, error, aborted (the client left)."
+        outcomes = "Answers asked of models, each of a batch: ok, error, aborted (the client left)."
         self._answers = counter("answers", outcomes, "model", "kind", "outcome")
         self._amounts = {name: counter(name, text, "model", "kind") for name, text in _AMOUNTS.items()}
         self.spans_made = counter("spans_made", "Spans of requests, for a trace.")
@@ -160,7 +160,7 @@ def versions() -> dict[str, str]:
 
 
 class Kept(Generic[_K]):
-    """Keeps what takes time to make. Who asks while it is being made waits for it. Belongs to one event loop."""
+    """Caches what takes time to make. Reads while it is being made wait for it. Belongs to one event loop."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -170,7 +170,7 @@ class Kept(Generic[_K]):
         self._made_at = 0.0
 
     async def read(self, make: Callable[[], Awaitable[_K]], about: object = None) -> _K:
-        """Return it, from `make` if it is too old or about something else. Raises what `make` does."""
+        """Return the value, made anew if it is too old or about something else. Raises what `make` does."""
         async with self._turn:
             if self._made is None or about != self._about or time.monotonic() - self._made_at >= self._seconds:
                 self._made, self._about = await make(), about
@@ -179,11 +179,11 @@ class Kept(Generic[_K]):
 
 
 def merged(families: Iterable[Metric]) -> list[Metric]:
-    """Put families of one name, each model's vLLM having its own, together as the format wants it. Blocks."""
+    """Merge families of one name, of which each model's vLLM has its own, as the format requires. Blocks."""
     found: dict[str, Metric] = {}
     for family in families:
         kept = found.setdefault(family.name, Metric(family.name, family.documentation, family.type, family.unit))
-        # Without the hundreds of lines that say when a counter was made
+        # Without the hundreds of lines for when a counter was made
         kept.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
     return list(found.values())
 
@@ -241,7 +241,7 @@ def server_gauges(
 
 @dataclass(frozen=True, slots=True)
 class BatchLoad:
-    """How file batches stand: those that have not ended, their lines that wait, how old the oldest is, lines so far."""
+    """File batches: those that have not ended, their waiting lines, the age of the oldest, lines answered so far."""
 
     unfinished: int
     waiting_lines: int
@@ -250,7 +250,7 @@ class BatchLoad:
 
 
 def batch_gauges(load: BatchLoad) -> list[Metric]:
-    """Return how file batches stand."""
+    """Return the state of file batches."""
     lines = CounterMetricFamily("hearth_batch_lines", "Lines of file batches: ok, error.", labels=["outcome"])
     for outcome in ("ok", "error"):
         lines.add_metric([outcome], load.lines.get(outcome, 0))
@@ -263,7 +263,7 @@ def batch_gauges(load: BatchLoad) -> list[Metric]:
 
 
 def machine_gauges(settings: Settings) -> list[Metric]:
-    """Return what GPUs and disks have left. Blocks, some 50 ms."""
+    """Return sizes and free space of GPUs and disks. Blocks, some 50 ms."""
     labels = ["gpu", "name"]
     total = GaugeMetricFamily("hearth_gpu_memory_total_bytes", "Memory of a GPU.", labels=labels)
     used = GaugeMetricFamily("hearth_gpu_memory_used_bytes", "What is used of it, by all processes.", labels=labels)
@@ -292,7 +292,7 @@ async def read_families(app: FastAPI) -> list[Metric]:
 
 
 async def read_page(app: FastAPI) -> bytes:
-    """Return everything that is counted, in a cluster by all replicas, in Prometheus' text format; a second old."""
+    """Return all metrics, in a cluster those of all replicas, in Prometheus' text format; at most a second old."""
     peers = app.state.place.peers
 
     async def make() -> bytes:

@@ -1,8 +1,7 @@
-"""How the server stands, as `hearth status --json` and `GET /v1/admin/status` show it: models, memory, queues, GPUs.
+"""The server's state, as `hearth status --json` and `GET /v1/admin/status` show it: models, memory, queues, GPUs.
 
-`Status` is what they show, with sizes in bytes. `ask` gets it from the server's socket (`status_server.py`), in the
-data directory and for its owner alone: no key is needed for what the directory's owner may know anyway, and it is
-answered also while HTTP is closed to new work.
+`Status` is what they show, with sizes in bytes. `ask` gets it from the server's socket (`status_server.py`), which is
+in the data directory and open to its owner only. So it needs no key, and answers while HTTP takes no new requests.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class _Part(BaseModel):
-    # What a server of another release adds is not for us
+    # Fields of another release's server are ignored
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
 
@@ -48,12 +47,12 @@ class Memory(_Part):
     """On all of its GPUs together."""
     planned_ram_bytes: int | None
     next_gpu_bytes: int | None = None
-    """What its next load takes, on all of its GPUs together, where that is not what it was loaded with."""
+    """What its next load takes, on all of its GPUs together, if that differs from what it was loaded with."""
     next_ram_bytes: int | None = None
     gpu_bytes: int | None
     """What its processes hold on GPUs, by the driver."""
     ram_bytes: int | None
-    """What its processes have for themselves (USS): what would be free without them."""
+    """What only its processes use (USS): it would be free without them."""
 
 
 class LastMinuteWork(_Part):
@@ -61,7 +60,7 @@ class LastMinuteWork(_Part):
 
     seconds: float
     answers: int = 0
-    """A batch's one by one, with those that failed or were left."""
+    """Each of a batch; with those that failed or were aborted."""
     errors: int = 0
     tokens_per_second: float
     images: int
@@ -80,7 +79,7 @@ class LastMinuteRequests(_Part):
 
 
 class Refusal(_Part):
-    """A request that was refused, or failed. Nothing that its client wrote is in it, but for `path`."""
+    """A request that was refused or failed. Of what its client wrote it has only `path`."""
 
     at: str
     request_id: str
@@ -92,15 +91,15 @@ class Refusal(_Part):
     path: str | None
     """Of a request for which there is no route, or that was refused before: escaped, cut, without keys."""
     model: str | None
-    """null: none, or one that there is not."""
+    """null: none, or an unknown one."""
     status: int | None
     error_code: str
     param: str | None
-    """The field, as far as its path has words of ours; of 429 the limit of the key that was reached."""
+    """The field, as far as its path has our own words; of a 429 the key's limit that was reached."""
 
 
 class Refusals(_Part):
-    """The newest first. A restart of the server empties it."""
+    """Newest first. A restart of the server empties it."""
 
     object: Literal["list"] = "list"
     data: list[Refusal]
@@ -117,7 +116,7 @@ class LogLine(_Part):
 
 class _Loaded(_Part):
     id: str
-    """Of the engines of a model the first has its name, others `name#2` and so on."""
+    """The first engine of a model has its name, further ones `name#2` and so on."""
     status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
     phase: str
     restarts: int
@@ -125,7 +124,7 @@ class _Loaded(_Part):
     gpus: list[int]
     pids: list[int]
     running: int
-    """Sequences, images or texts at work."""
+    """Sequences, images or texts in progress."""
     waiting: int
     """Requests that wait for their turn, or for the model to be loaded."""
 
@@ -147,17 +146,17 @@ class ModelState(_Loaded):
     for_seconds: float
     """How long it has been in this state."""
     remaining_seconds: float | None = None
-    """How long a load should take yet, going by the last one of this model; null where that is not known."""
+    """How long a load should still take, going by the last one of this model; null if not known."""
     reason: str | None
     """Why it is not ready; for the operator, it may name files."""
     served_with: ServedWith | None
     """null: it is not loaded."""
     memory: Memory
     kv_cache_usage: float | None = None
-    """Share of its KV cache that is taken, 0 to 1; null: it has none, or nothing counts (`HEARTH_VLLM_METRICS`)."""
+    """Share of its KV cache in use, 0 to 1; null: it has none, or `HEARTH_VLLM_METRICS` is off."""
     last_minute: LastMinuteWork
     engines: list[EngineState] = []
-    """Of a model with replicas; what is said above counts them together."""
+    """Of a model with replicas; the fields above count them together."""
 
 
 class GpuHolder(_Part):
@@ -179,12 +178,12 @@ class GpuState(_Part):
     total_bytes: int
     used_bytes: int
     others_bytes: int
-    """Of it, what is not Hearth's."""
+    """What of it is not Hearth's."""
     holders: list[GpuHolder]
 
 
 class Paths(_Part):
-    """What the server was started with, so that a command can tell whether it looks at the same."""
+    """The paths of the server, so that a command can tell whether its own are the same."""
 
     data_dir: str
     weights_dir: str
@@ -194,13 +193,13 @@ class Paths(_Part):
 
 
 class Status(_Part):
-    """How the server stands at one moment."""
+    """The server's state at one moment."""
 
     object: Literal["status"] = "status"
     status: Literal["ready", "loading", "failed", "draining"]
     """failed: at least one model has failed; the others may answer."""
     degraded: str | None = None
-    """What does not work although models answer; null: nothing of the kind."""
+    """What does not work although models answer; null: nothing."""
     version: str
     pid: int
     base_url: str | None
@@ -218,7 +217,7 @@ class Status(_Part):
     models: list[ModelState]
     gpus: list[GpuState]
     no_gpus: str | None
-    """Why GPUs could not be asked for."""
+    """Why GPUs could not be read."""
     traces: str | None = None
     """Host of the collector that gets a span of each request; null: tracing is off."""
     paths: Paths
@@ -227,14 +226,14 @@ class Status(_Part):
     reserve_bytes: int | None = None
     """What uploads leave free on the disk. null: a server of an older release."""
     refused: list[Refusal] = []
-    """The last five that were refused or failed, the newest first."""
+    """The last five that were refused or failed, newest first."""
     log: list[LogLine] = []
-    """The last five warnings and errors, the newest first."""
+    """The last five warnings and errors, newest first."""
     replicas: list[ReplicaStatus] = []
-    """In a cluster, over HTTP: how each replica stands, with its own models only. What is said above is about the
+    """In a cluster, over HTTP: the state of each replica, with its own models only. The fields above are of the
     replica that answers."""
     machines: list[MachineState] = []
-    """In a cluster, over HTTP: its machines, those without a replica and those that have died too."""
+    """In a cluster, over HTTP: its machines, also those without a replica and dead ones."""
 
 
 class ReplicaStatus(_Part):
@@ -255,18 +254,18 @@ class MachineState(_Part):
     """Ray's id."""
     alive: bool
     head: bool
-    """Whether it keeps what the cluster is."""
+    """Whether it is the head of the cluster."""
     gpus: int
     cpus: int
     memory_bytes: int
 
 
 class StatusError(Exception):
-    """A server runs and does not answer; the message says what to do."""
+    """A server runs but does not answer; the message says what to do."""
 
 
 def ask(data_dir: Path, seconds: float = ANSWER_SECONDS) -> Status | None:
-    """Return how the server of this directory stands, None if none listens there. Blocks.
+    """Return the state of the server of this directory, None if none listens there. Blocks.
 
     Raises `StatusError` when one is there and does not answer, or may not be asked.
     """
@@ -274,7 +273,7 @@ def ask(data_dir: Path, seconds: float = ANSWER_SECONDS) -> Status | None:
 
 
 def ask_refusals(data_dir: Path) -> Refusals | None:
-    """Return what it has refused lately, like `ask`."""
+    """Return what the server has refused lately, like `ask`."""
     return _asked(data_dir, ANSWER_SECONDS, "refusals", Refusals.model_validate_json)
 
 
@@ -313,7 +312,7 @@ def _asked(data_dir: Path, seconds: float, what: Question, read: Callable[[bytes
 
 @contextlib.contextmanager
 def near(data_dir: Path) -> Iterator[str]:
-    """Name the socket by way of an open directory: an address has room for 107 bytes, a path may be longer."""
+    """Return the socket's path through an open directory: an address has room for 107 bytes, a path may be longer."""
     folder = os.open(data_dir, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{FILE}"

@@ -56,13 +56,13 @@ from server.validation import iso
 
 _log = logging.getLogger("hearth.status")
 _VERSION = importlib.metadata.version("hearth-inference")  # reads a file
-_STARTED_AT = time.time()  # scripts/serve may have set up for minutes in this process
+_STARTED_AT = time.time()  # not this process's start: scripts/serve may have set up in it for minutes
 _SHOWN = 5
 _REFUSALS = 1000
 _LINES = 50
 _QUESTION_SECONDS = 10.0
 INSPECTED_SECONDS = 30.0
-# Which engine's each process is, what the engines' processes have in RAM, and the machine.
+# The engine of each process, the RAM of each engine's processes, and the machine.
 Inspection: TypeAlias = tuple[dict[int, str], dict[str, int], Hardware]
 
 
@@ -77,7 +77,7 @@ class Peers(Protocol):
 
 
 def degraded(app: FastAPI) -> str | None:
-    """Say what a server cannot do that answers all the same; None: nothing of the kind. Open to everybody."""
+    """Say what does not work in a server that answers; None: nothing. Anyone may read it."""
     if app.state.database.failing is not None:
         return "The key database fails: recently used keys still work for a while, all others get 503."
     if app.state.database.unwritable is not None:
@@ -92,7 +92,7 @@ def degraded(app: FastAPI) -> str | None:
 
 
 async def read_status(app: FastAPI) -> Status:
-    """Look at everything. What belongs to the event loop is read on it, processes and GPUs 30 s ago at most."""
+    """Read the whole state. What belongs to the event loop is read on it; processes and GPUs are at most 30 s old."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
     loads, states = engine.loads(), engine.health()
     swaps, running, draining = engine.swaps, drain.running, drain.draining
@@ -131,7 +131,7 @@ async def read_status(app: FastAPI) -> Status:
 
 
 def answers(app: FastAPI) -> dict[Question, Callable[[], Awaitable[bytes]]]:
-    """What the socket tells, by what was asked for."""
+    """The answers of the socket, by question."""
 
     async def status() -> bytes:
         return (await read_status(app)).model_dump_json().encode()
@@ -250,7 +250,7 @@ def _model(health: ModelHealth, load: ModelLoad, held: _Held, recent: LastMinute
         progress=health.progress,
         for_seconds=health.elapsed_seconds,
         remaining_seconds=health.remaining_seconds,
-        reason=reason and reason.removeprefix(f"{health.id}: "),  # the reader is told the model first
+        reason=reason and reason.removeprefix(f"{health.id}: "),  # the model is shown in front of it
         restarts=health.restarts,
         served_with=loaded,
         gpus=_gpus(load),
@@ -275,7 +275,7 @@ def _model(health: ModelHealth, load: ModelLoad, held: _Held, recent: LastMinute
 async def status_socket(
     data_dir: Path, known: Mapping[Question, Callable[[], Awaitable[bytes]]]
 ) -> AsyncIterator[None]:
-    """Answer who connects, by the line that it sends. A file system without sockets costs a log line alone."""
+    """Answer each connection by the line that it sends. On a file system without sockets, only log a line."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError, TimeoutError):  # it did not wait
@@ -300,7 +300,7 @@ async def status_socket(
 
 
 def _bound(data_dir: Path) -> socket.socket:
-    (data_dir / FILE).unlink(missing_ok=True)  # of a server that was killed: we hold the directory's lock
+    (data_dir / FILE).unlink(missing_ok=True)  # a killed server's: we hold the directory's lock
     listener = socket.socket(socket.AF_UNIX)
     try:
         with near(data_dir) as address:
@@ -313,7 +313,7 @@ def _bound(data_dir: Path) -> socket.socket:
 
 
 class Lately(logging.Handler):
-    """Keeps the last 1,000 refusals and the last 50 lines. A handler of logs, which the app adds."""
+    """Keeps the last 1,000 refusals and, as a log handler, the last 50 warnings and errors."""
 
     def __init__(self, metrics: Metrics) -> None:
         super().__init__(logging.WARNING)
@@ -326,18 +326,18 @@ class Lately(logging.Handler):
         self._refused.append((datetime.now(UTC), record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep its line, and not what it refers to: a trace holds on to the bodies of requests."""
+        """Keep the line, not the record: its trace would keep the bodies of requests in memory."""
         at = iso(datetime.fromtimestamp(record.created, UTC)) or ""
         level = record.levelname.lower()
         self._lines.append(LogLine(at=at, level=level, source=record.name, message=record.getMessage()))
 
     def refused(self, since: datetime | None = None) -> list[Refusal]:
-        """Return what was refused or failed, the newest first."""
+        """Return what was refused or failed, newest first."""
         return [self._refusal(at, record) for at, record in reversed(self._refused) if since is None or at >= since]
 
     def log(self) -> list[LogLine]:
-        """Return warnings and errors, the newest first."""
-        return [*self._lines][::-1]  # a copy at once: threads log, too
+        """Return warnings and errors, newest first."""
+        return [*self._lines][::-1]  # a copy at once: threads log too
 
     def _refusal(self, at: datetime, record: RequestRecord) -> Refusal:
         return Refusal(

@@ -1,7 +1,7 @@
-"""One OpenTelemetry span per request, made when it has ended from what its record says: never the prompt or the answer.
+"""One OpenTelemetry span per request, made from its record when it has ended: never the prompt or the answer.
 
-Off unless an OTLP endpoint is configured. A span goes to a bounded queue, which a thread sends by OTLP over HTTP: a
-collector that is down or slow costs spans and nothing else. The standard's environment variables say where and how.
+Off unless an OTLP endpoint is configured. A thread sends the spans of a bounded queue by OTLP over HTTP: a collector
+that is down or slow costs spans and nothing else. The standard's environment variables configure it.
 """
 
 import logging
@@ -29,7 +29,7 @@ from server.observability.metrics import METHODS, Metrics, versions
 _log = logging.getLogger("hearth.tracing")
 
 _FLUSH_SECONDS = 2.0
-_NOT_TRACED = HEALTH_PATHS | {"/metrics"}  # asked every few seconds, for ever
+_NOT_TRACED = HEALTH_PATHS | {"/metrics"}  # requested every few seconds, forever
 
 # All names of attributes and events. Those of `gen_ai` are still in development and may change.
 _FIELDS = {
@@ -73,7 +73,7 @@ _values_of = attrgetter(*_FIELDS)
 
 
 class Tracing:
-    """Belongs to one app, and to no other code: OpenTelemetry's global provider stays unset."""
+    """The spans of one app, and of no other code: OpenTelemetry's global provider stays unset."""
 
     def __init__(self, metrics: Metrics, *, key_ids: bool) -> None:
         self._metrics = metrics
@@ -85,14 +85,14 @@ class Tracing:
         self._tracer = self._provider.get_tracer("hearth")
         self.collector = urlsplit(_setting("ENDPOINT")).netloc.rpartition("@")[2]  # without a user and a password
         self._caller = TraceContextTextMapPropagator()
-        # What is wrong with a variable has been said by now. From here on it would be lines without end, with traces,
-        # while a collector is down, or for whatever a client sends as `traceparent`.
+        # Wrong variables have been logged by now. From here on there would be endless lines, with traces, while a
+        # collector is down, or for what clients send as `traceparent`.
         for library in ("opentelemetry", "urllib3"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
 
     @classmethod
     def open(cls, metrics: Metrics, *, key_ids: bool) -> Self | None:
-        """Return it where the environment names an endpoint, else None. What cannot work is logged and left off."""
+        """Return a `Tracing` if the environment names an endpoint, else None; also, with a log line, if it is wrong."""
         off = _variable("OTEL_TRACES_EXPORTER") == "none" or _variable("OTEL_SDK_DISABLED").lower() == "true"
         if off or not _setting("ENDPOINT"):
             return None
@@ -133,7 +133,7 @@ class Tracing:
 
     def close(self) -> None:
         """Send what is left, for two seconds at most. Blocks."""
-        # A thread of its own: the library waits up to 30 s for its own, which may be waiting for the collector.
+        # On a thread of ours: the library waits up to 30 s for its thread, which may be waiting for the collector.
         ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         ending.start()
         ending.join(_FLUSH_SECONDS)
@@ -160,7 +160,7 @@ def _name(attributes: dict[str, Any]) -> str:
 
 
 def _failed(record: RequestRecord) -> bool:
-    """Whether the server failed: with its status, or after it. What a client did wrong is no error of the server."""
+    """Whether the server failed: by its status, or after it. A client's mistake is no error of the server."""
     status = record.error_status or record.status or 0
     return status >= 500 or (status < 400 and record.error_code is not None)
 
@@ -182,7 +182,7 @@ class _Session(requests.Session):
 
 
 class Exporter(OTLPSpanExporter):
-    """Says once that spans cannot be sent, and once that they can be again."""
+    """Logs once that spans cannot be sent, and once that they can be again."""
 
     def __init__(self, metrics: Metrics) -> None:
         super().__init__(session=_Session())
