@@ -329,7 +329,7 @@ class ChatEngineSpec(EngineSpec):
         return given
 
     @property
-    def places_for_people(self) -> int:
+    def places_for_interactive(self) -> int:
         """Of `max_num_seqs`, how many batches leave free; one place has to be left to them."""
         return self._kept(self.kept_for_interactive, one_in=8)
 

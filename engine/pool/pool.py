@@ -189,7 +189,7 @@ class Pool:
                 self._engines.setdefault(model_of(name), []).append(name)
             if not isinstance(spec, ChatModelSpec):
                 continue
-            sequences = spec.engine.max_num_seqs - spec.engine.places_for_people
+            sequences = spec.engine.max_num_seqs - spec.engine.places_for_interactive
             room = Room(sequences, waiting=0, beside_interactive=beside_interactive(sequences))
             self._admissions.setdefault(spec.id, Admission(room)).resize(room)
 

@@ -433,7 +433,7 @@ def _room_of(engine: Any, limits: ChatEngineSpec, groups: tuple[KvGroup, ...]) -
     return Room(
         sequences=limits.max_num_seqs,
         waiting=limits.max_queued_requests,
-        kept_for_interactive=limits.places_for_people,
+        kept_for_interactive=limits.places_for_interactive,
         kept_for_newcomers=limits.places_for_newcomers,
         kv_room=blocks,
         kv_groups=groups or (KvGroup(cache.block_size),),
