@@ -20,7 +20,7 @@ WORKER_ENVIRONMENT = {
 
 
 class Backend(Protocol):
-    """A loaded model, and what ours inherit. `died` is set once, the moment its process is gone, for good."""
+    """A loaded model; the base of ours. `died` is set once, when its process is gone."""
 
     died: asyncio.Event
     admission: Admission
@@ -35,7 +35,7 @@ class Backend(Protocol):
         """Its processes, without those that they have started."""
 
     def start(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
-        """Have `make` fill the stream. It goes on at its own pace, read or not; closing the stream cancels it."""
+        """Have `make` fill the stream, whether it is read or not; closing the stream cancels it."""
         making = asyncio.create_task(self._make(stream, make))
 
         def abort() -> asyncio.Future[None]:
@@ -60,11 +60,11 @@ class Backend(Protocol):
         await self.admission.idle()
 
     async def sleep(self) -> bool:
-        """Free its memory and stay, to be woken. False where it cannot: then it is to be ended."""
+        """Free its memory and stay, to be woken. False: it cannot, and has to be ended."""
         return False
 
     async def wake(self) -> None:
-        """Answer again after a sleep. Whatever is raised, it is to be ended."""
+        """Answer again after a sleep. If this raises, it has to be ended."""
 
     async def shutdown(self) -> None:
         """End it gracefully, within seconds."""
@@ -74,7 +74,7 @@ class Backend(Protocol):
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of these at the same time. What one of them raises ends the others."""
+    """Do all of these at the same time. An error in one ends the others."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -85,8 +85,8 @@ async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def end(backend: Backend) -> None:
-    """End it; one that cannot even end must not keep its successor from starting."""
+    """End it; an error there must not keep its successor from starting."""
     try:
         await backend.shutdown()
-    except Exception:  # noqa: BLE001  # whatever its libraries can think of
+    except Exception:  # noqa: BLE001  # libraries raise anything
         _log.exception("an engine did not end as it should")

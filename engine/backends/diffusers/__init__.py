@@ -1,1 +1,1 @@
-"""Images by diffusers: model.py is the server's half, service.py what the worker process opens."""
+"""Images by diffusers: model.py is the server's half, service.py the worker's."""

@@ -1,7 +1,7 @@
 """A pipeline's denoising loop taken apart, so that images join and leave between steps.
 
-`Adapter` is what all families share; what each is stands in families.py. An image begins with noise, or with a picture
-under noise (`Start`), and then returns to it outside a mask after every step.
+`Adapter` is what all families share; families.py has each. An image begins with noise, or with a picture under noise
+(`Start`); then what is outside a mask is set back to the picture after every step.
 """
 
 import copy
@@ -23,9 +23,9 @@ Embeddings = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The latents of a picture that an image begins with, the noise that lies over them, and the mask if there is one.
+    """The latents of a picture that an image begins with, the noise over them, and the mask if there is one.
 
-    The mask is 1 where the image may change. Where it is 0, the picture comes back after every step.
+    The mask is 1 where the image may change. Where it is 0, the picture is restored after every step.
     """
 
     latents: Any
@@ -41,7 +41,7 @@ class Start:
 
 @dataclass(slots=True)
 class Denoising:
-    """An image on its way. Tensors have a first axis of length 1. `negative` is None where nothing is guided."""
+    """An unfinished image. Tensors have a first axis of length 1. `negative` is None without guidance."""
 
     edge: int
     guidance: float
@@ -52,10 +52,10 @@ class Denoising:
     negative: Embeddings | None
     start: Start | None = None
     first: int = 0
-    """Steps of the schedule that are left out, since the image begins with a picture."""
+    """Steps of the schedule that are left out because the image begins with a picture."""
     steps_done: int = 0
     outlook: Any = None
-    """The finished latents as the last step foresaw them, where the scheduler says or it is cheap to know."""
+    """The finished latents as predicted at the last step, if the scheduler gives them or they are cheap to compute."""
 
     @property
     def steps(self) -> int:
@@ -70,7 +70,7 @@ class Denoising:
 
     def advance(self, prediction: Any) -> None:
         scheduler = self.scheduler
-        taken = inspect.signature(scheduler.step).parameters  # given as the pipelines do
+        taken = inspect.signature(scheduler.step).parameters  # passed as the pipelines do
         more = {name: value for name, value in (("generator", self.generator), ("eta", 0.0)) if name in taken}
         # Predictions of flow matching are velocities from image to noise, so that x0 = x - sigma * v.
         sigma = scheduler.sigmas[self.first + self.steps_done] if flows(scheduler) else None
@@ -91,22 +91,22 @@ class Denoising:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What is to be known of a pipeline to run it. Without an `adapter`, its images are joined by request only."""
+    """How to run a pipeline. Without an `adapter`, its images are batched by request only."""
 
     adapter: "type[Adapter] | None" = None
     sequence_length: int | None = None
-    """The `max_sequence_length` that it is called with, if it has one: what it pads to decides some pictures."""
+    """The `max_sequence_length` that it is called with, if it has one: in some families padding changes the image."""
     longest: int | None = None
-    """Tokens that it reads at most, in as many of those lengths as it needs; None: as many as its tokenizers say."""
+    """The most tokens that it reads, in as many of those lengths as it needs; None: as many as its tokenizers say."""
     chat: Mapping[str, bool] | None = None
     """Arguments of the chat template, as the pipeline itself gives them."""
     negative_prompts_above: float | None = None
     """The guidance_scale above which it reads its negative prompt; None: it takes none."""
     without: Mapping[str, Any] = field(default_factory=dict)
-    """What is left out of it, by its own constructor's arguments."""
+    """Arguments of its constructor that leave out parts."""
 
     def count(self, tokenizer: Any, text: str) -> int:
-        """Return how many tokens it reads for a text, with those of its chat template."""
+        """Return how many tokens the pipeline reads for a text, with those of its chat template."""
         if self.chat is not None:
             messages = [{"role": "user", "content": text}]
             options = {"tokenize": False, "add_generation_prompt": True, **self.chat}
@@ -114,7 +114,7 @@ class Family:
         return len(tokenizer(text, truncation=False).input_ids)
 
     def length_for(self, tokenizer: Any, *texts: str | None) -> int | None:
-        """Return the `max_sequence_length` to call it with for the longest of these texts."""
+        """Return the `max_sequence_length` for the longest of these texts."""
         length, longest = self.sequence_length, self.longest
         if length is None or longest is None or longest == length:
             return length
@@ -123,31 +123,31 @@ class Family:
 
 
 class Adapter:
-    """One family; this is what one of flow matching does unless it says otherwise. `pipe` is a pipeline of it.
+    """One family; the methods here are those of flow matching, which others override. `pipe` is a pipeline of it.
 
-    It must make the pipeline's own pictures: tests/engine/backends/diffusers/test_diffusers_golden.py compares them.
+    It must make the pipeline's own images: tests/engine/backends/diffusers/test_diffusers_golden.py compares them.
     """
 
     guided_above = 1.0
     packing = 1
-    """How many of the VAE's latents are one of the transformer's."""
+    """How many of the VAE's latents, along a side, are one of the transformer's."""
     noise_dtype: torch.dtype | None = None
-    """Of the latents, where it is not the prompt's."""
+    """Number format of the noise; None: the prompt's."""
     most_shift = 1.15
-    """How far the schedule of the largest images leans to noise, where its configuration does not say."""
+    """How far the schedule of the largest images is shifted to noise, if the configuration does not say."""
 
     def __init__(self, pipe: Any, family: Family) -> None:
         self.pipe = pipe
         self.family = family
         self.device = pipe._execution_device  # noqa: SLF001  # as the pipelines do
-        self.module: Any = sys.modules[type(pipe).__module__]  # with the sums that the pipeline makes its schedule by
+        self.module: Any = sys.modules[type(pipe).__module__]  # has the functions for the pipeline's schedule
 
     @property
     def vae(self) -> Any:
         return self.pipe.vae
 
     def suits(self) -> bool:
-        """Whether this pipeline, as it is configured, is run exactly like the family."""
+        """Whether this pipeline, as configured, can be run exactly like its family."""
         return flows(self.pipe.scheduler) and not self.pipe.scheduler.config.invert_sigmas
 
     def prepare(self, job: ImageJob, *, edge: int, steps: int, guidance: float) -> Denoising:
@@ -170,7 +170,7 @@ class Adapter:
         return state
 
     def _begin_with(self, state: Denoising, picture: Any, edit: Edit, steps: int) -> None:
-        """Put the picture under the noise, and leave out the steps that would only have made it."""
+        """Put the picture under the noise, and leave out the steps before it."""
         strength, noise, scheduler = edit.strength or 1.0, state.latents, state.scheduler
         state.first = min(self.left_out(steps, strength), steps - 1) * scheduler.order  # of two calls each in some
         if hasattr(scheduler, "set_begin_index"):
@@ -183,17 +183,17 @@ class Adapter:
             state.latents = state.start.noised(scheduler, state.timestep)
 
     def left_out(self, steps: int, strength: float) -> int:
-        """Return how many steps of the schedule are left out, for a picture that is to change so much."""
+        """Return how many steps of the schedule are left out, for a picture that changes by `strength`."""
         return int(max(steps - min(steps * strength, steps), 0))
 
     def begins_with_noise(self, start: Start, strength: float) -> bool:  # noqa: ARG002  # a flow's first step is noise
-        """Whether the first latents are to be noise as for an image of text alone."""
+        """Whether the first latents are noise, as for an image of text alone."""
         return False
 
     def source(self, edit: Edit, positive: Embeddings, generator: torch.Generator) -> Any | None:  # noqa: ARG002
         """Return the latents of the picture that the image begins with; None: it begins with noise.
 
-        What the model is to see of pictures beside that is put into `positive`.
+        What the model looks at of pictures is put into `positive`.
         """
         return self.encode(pixels_of(edit.pictures[0]), generator)
 
@@ -203,8 +203,8 @@ class Adapter:
         mean, factor = self.scales(latents)
         return (latents - mean) * factor
 
-    def scales(self, latents: Any) -> tuple[Any, Any]:  # noqa: ARG002  # others go by its device and dtype
-        """Return the mean of the VAE's latents, and what they are multiplied by for the model."""
+    def scales(self, latents: Any) -> tuple[Any, Any]:  # noqa: ARG002  # others need its device and dtype
+        """Return the mean of the VAE's latents, and the factor for the model."""
         return self.vae.config.shift_factor, self.vae.config.scaling_factor
 
     def mask(self, plane: Any, edge: int) -> Any:
@@ -213,7 +213,7 @@ class Adapter:
         return interpolate(plane, size=(side, side))
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
-        """Return the `prompt`, and what else the model reads, and the same of what it is guided against."""
+        """Return the `prompt` and what else the model reads, and the same for what it is guided against."""
         raise NotImplementedError
 
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
@@ -222,11 +222,11 @@ class Adapter:
         return self.pipe.prepare_latents(1, channels, edge, edge, dtype, self.device, generator)
 
     def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
-        """Return the arguments of the scheduler for its timesteps; here of latents that are rows of patches."""
+        """Return the arguments of the scheduler for its timesteps; here for latents that are rows of patches."""
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": self.shift(latents.shape[1])}
 
     def shift(self, patches: int) -> float:
-        """Return how far the schedule of an image of so many patches leans to noise."""
+        """Return how far the schedule of an image of so many patches is shifted to noise."""
         config = self.pipe.scheduler.config
         return self.module.calculate_shift(
             patches,
@@ -237,7 +237,7 @@ class Adapter:
         )
 
     def forward(self, states: Sequence[Denoising]) -> list[Any]:
-        """Return the prediction for each, guided where the pipeline guides, in one call of the model for each kind."""
+        """Return the prediction for each, guided as in the pipeline, with one call of the model for each kind."""
         found: dict[int, Any] = {}
         for kind in dict.fromkeys(map(self.kind, states)):
             group = [state for state in states if self.kind(state) == kind]
@@ -245,7 +245,7 @@ class Adapter:
         return [found[id(state)] for state in states]
 
     def kind(self, state: Denoising) -> Hashable:  # noqa: ARG002  # most families need no difference
-        """Return what images have in common that share a call of the model."""
+        """Return a key: images with the same key may share a call of the model."""
         return None
 
     def _forward_alike(self, states: Sequence[Denoising]) -> list[Any]:
@@ -258,7 +258,7 @@ class Adapter:
         return [self.guide(state.guidance, *both) for state, *both in zip(states, towards, away, strict=True)]
 
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
-        """Call the model once, for what the images are guided against and then, or only, for their prompts."""
+        """Call the model once, for what the images are guided against (if they are), then for their prompts."""
         raise NotImplementedError
 
     def guide(self, guidance: float, towards: Any, away: Any) -> Any:
@@ -266,14 +266,14 @@ class Adapter:
         return away + guidance * (towards - away)
 
     def decode(self, latents: Any, edge: int) -> NDArray[Any]:
-        """Return the picture of one image's latents, (edge, edge, 3) from 0 to 1; not finite where the model failed."""
+        """Return the picture of one image's latents, (edge, edge, 3) from 0 to 1; not finite if the model failed."""
         pixels = self.pipe.vae.decode(self.unscaled(latents, edge), return_dict=False)[0]
         if pixels.ndim == 5:  # the VAE of a video model: its only frame
             pixels = pixels[:, :, 0]
         return self.pipe.image_processor.postprocess(pixels, output_type="np")[0]
 
-    def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some latents do not know their size
-        """Return latents as the VAE wants them."""
+    def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some need the size
+        """Return latents as the VAE takes them."""
         latents = latents.to(self.vae.dtype)
         mean, factor = self.scales(latents)
         return latents / factor + mean
@@ -285,7 +285,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def embeddings(states: Sequence[Denoising], name: str) -> list[Any]:
-    """Return an embedding of all, that of what they are guided against first."""
+    """Return an embedding of each, first those of what they are guided against."""
     negative = [state.negative[name] for state in states if state.negative is not None]
     return [*negative, *(state.positive[name] for state in states)]
 
@@ -303,5 +303,5 @@ def plane_of(mask: Picture) -> Any:
 
 
 def flows(scheduler: Any) -> bool:
-    """Whether it is the one that every flow matching family here was made for."""
+    """Whether it is the scheduler that the flow matching families here were made for."""
     return type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"

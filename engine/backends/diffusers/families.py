@@ -1,4 +1,4 @@
-"""What each family of pipelines is: an adapter that makes its pictures step by step, and what it may be asked for.
+"""The families of pipelines: an adapter that makes images step by step, and what requests may ask for.
 
 A family without an adapter is run request by request.
 """
@@ -18,12 +18,12 @@ from engine.backends.diffusers.denoising import Adapter, Denoising, Embeddings, 
 from engine.types import Edit, ImageJob
 from engine.weights.safety import LEFT_OUT
 
-# What the authors of Qwen-Image give where there is no negative prompt: its pipeline guides only against one.
+# What the authors of Qwen-Image pass if there is no negative prompt: its pipeline guides only against one.
 BLANK = " "
 
 
 class Flux2Klein(Adapter):
-    """Prompts are padded to a length and read whole, so that all of a size can share a step."""
+    """Prompts are padded to one length and read whole, so that all images of a size can share a step."""
 
     packing = 4
 
@@ -45,7 +45,7 @@ class Flux2Klein(Adapter):
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
 
     def source(self, edit: Edit, positive: Embeddings, generator: torch.Generator) -> Any | None:
-        """It sees the pictures themselves; with a strength the image also begins with the first of them."""
+        """The model looks at the pictures; with a strength the image also begins with the first of them."""
         multiple = self.pipe.vae_scale_factor * 2
         pictures = [_cut(pixels_of(picture), multiple) for picture in edit.pictures]
         seen, ids = self.pipe.prepare_image_latents(pictures, 1, generator, self.device, self.pipe.vae.dtype)
@@ -60,7 +60,7 @@ class Flux2Klein(Adapter):
         return interpolate(plane, size=(side, side), mode="bilinear").reshape(1, -1, 1)
 
     def kind(self, state: Denoising) -> Hashable:
-        """Prompts that are padded to one length share a call, and what the model looks at has the same shapes."""
+        """In one call prompts are padded to the same length, and pictures have the same shapes."""
         return state.positive["prompt"].shape[1], state.positive.get("shapes")
 
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
@@ -137,7 +137,7 @@ class QwenImage(Adapter):
         )[0]
 
     def guide(self, guidance: float, towards: Any, away: Any) -> Any:
-        """Bring it back to the length that the prediction had without."""
+        """Scale the guided prediction back to its length without guidance."""
         both = super().guide(guidance, towards, away)
         return both * (torch.norm(towards, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
 
@@ -147,14 +147,14 @@ class QwenImage(Adapter):
 
 
 def _cut(pixels: Any, multiple: int) -> Any:
-    """Cut off as much at all sides as is too much for sides of that multiple."""
+    """Cut all sides to multiples of that number."""
     height, width = (side // multiple * multiple for side in pixels.shape[2:])
     top, left = (pixels.shape[2] - height) // 2, (pixels.shape[3] - width) // 2
     return pixels[:, :, top : top + height, left : left + width]
 
 
 def _mask(prompts: list[Any]) -> Any:
-    """Which tokens count; None where all do, as the pipeline has it."""
+    """Which tokens count; None if all do, as in the pipeline."""
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=prompts[0].device)
     if (lengths == lengths[0]).all():
         return None
@@ -164,7 +164,7 @@ def _mask(prompts: list[Any]) -> Any:
 def _read_twice(
     pipe: Any, text: str, against: str | None, *, guided: bool, **more: Any
 ) -> tuple[Embeddings, Embeddings | None]:
-    """Read a prompt word by word and as a whole (pooled), and what it is guided against if it is."""
+    """Read a prompt token by token and as a whole (pooled), and what it is guided against, if anything."""
     prompt, negative, pooled, negative_pooled = pipe.encode_prompt(
         prompt=text, negative_prompt=against, do_classifier_free_guidance=guided, **more
     )
@@ -173,7 +173,7 @@ def _read_twice(
 
 
 def _joined(parts: list[Embeddings]) -> Embeddings:
-    """Put parts of a prompt one behind the other; empty without any."""
+    """Join parts of a prompt; empty if there are none."""
     return {**parts[0], "prompt": torch.cat([part["prompt"] for part in parts], dim=1)} if parts else {}
 
 
@@ -211,16 +211,16 @@ class StableDiffusion3(Adapter):
 
 
 class StableDiffusionXL(Adapter):
-    """A UNet, guided against zeros or a negative prompt; any scheduler of its own kind."""
+    """A UNet, guided against zeros or a negative prompt; any scheduler for UNets."""
 
     def suits(self) -> bool:
-        # Distilled to be told its guidance: not taken apart here.
+        # A distilled model that takes guidance as an input: not taken apart here.
         return self.pipe.unet.config.time_cond_proj_dim is None
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
-        """Read prompts in parts of as many tokens as CLIP takes, one behind the other; the first part is also pooled.
+        """Read prompts in parts of as many tokens as CLIP takes, and join them; the first part is also pooled.
 
-        The shorter of prompt and negative prompt gets empty parts. With a single part it is the pipeline's own way.
+        The shorter of prompt and negative prompt gets empty parts. With a single part this is what the pipeline does.
         """
         read = [
             _read_twice(self.pipe, prompt, against if job.negative_prompt else None, guided=guided)
@@ -237,7 +237,7 @@ class StableDiffusionXL(Adapter):
         return self._divided(job.prompt), self._divided((guided and job.negative_prompt) or "")
 
     def _divided(self, text: str) -> list[str]:
-        """Divide a text between words, where a word alone is too long between characters."""
+        """Divide a text between words, and a word that is too long between characters."""
         tokenizers = [each for each in (self.pipe.tokenizer, self.pipe.tokenizer_2) if each is not None]
 
         def fits(part: str) -> bool:
@@ -252,10 +252,10 @@ class StableDiffusionXL(Adapter):
                 parts[-1] = longer
             else:
                 parts.append(piece)
-        return parts or [""]  # of characters that are white space here, and not to CLIP
+        return parts or [""]  # a text of characters that are white space to us but not to CLIP
 
     def kind(self, state: Denoising) -> Hashable:
-        """Prompts of as many parts share a call: padding would change the pictures."""
+        """Prompts with the same number of parts share a call: padding would change the images."""
         return state.positive["prompt"].shape[1]
 
     def left_out(self, steps: int, strength: float) -> int:
@@ -283,7 +283,7 @@ class StableDiffusionXL(Adapter):
         )[0]
 
     def _size_condition(self, edge: int, pooled: Any) -> Any:
-        """The size that the model is given: the whole picture, nothing cropped."""
+        """The size that the model is told: the whole image, nothing cropped."""
         size, encoder = (edge, edge), self.pipe.text_encoder_2
         width = pooled.shape[-1] if encoder is None else encoder.config.projection_dim
         times = self.pipe._get_add_time_ids(  # noqa: SLF001  # as the pipeline does
@@ -293,9 +293,9 @@ class StableDiffusionXL(Adapter):
 
     @property
     def vae(self) -> Any:
-        """The VAE in bfloat16, or 32 bits on old GPUs, if it overflows in half precision; once is enough.
+        """The VAE, converted once, if it overflows in half precision: to bfloat16, or to 32 bits on old GPUs.
 
-        In 32 bits a picture of 1024 x 1024 took 4.8 GiB beside the weights, twice what is planned (H100).
+        In 32 bits an image of 1024 x 1024 took 4.8 GiB beside the weights, twice what is planned (H100).
         """
         vae = self.pipe.vae
         if vae.dtype == torch.float16 and vae.config.force_upcast:
@@ -345,7 +345,7 @@ class ZImage(Adapter):
         return [-part.squeeze(1).unsqueeze(0) for part in parts]
 
 
-# Three tokens for each of 1,000 characters, which Ethiopic letters may take.
+# Three tokens, which an Ethiopic letter may take, for each of 1,000 characters.
 _LONG = 3072
 
 
@@ -375,7 +375,7 @@ FAMILIES = {
 
 
 def read_long(pipe: Any) -> None:
-    """Have a pipeline read prompts of the `longest` that its family may have; others it reads as before."""
+    """Have a pipeline read prompts up to its family's `longest`, if it has one."""
     kind, longest = type(pipe).__name__, FAMILIES[type(pipe).__name__].longest
     if kind == "QwenImagePipeline":
         pipe.tokenizer_max_length = longest
@@ -385,7 +385,7 @@ def read_long(pipe: Any) -> None:
 
 
 def adapter_for(pipe: Any) -> Adapter | None:
-    """Return the adapter for a pipeline, None if its requests can only be run as a whole."""
+    """Return the adapter for a pipeline; None if requests can only be run whole."""
     family = FAMILIES[type(pipe).__name__]
     adapter = None if family.adapter is None else family.adapter(pipe, family)
     return adapter if adapter is not None and adapter.suits() else None

@@ -1,6 +1,6 @@
 """An image model as the server's process sees it: a queue, a worker process with the pipeline, and jobs for it.
 
-Which families edit pictures stands here, and what a request for that becomes: pixels in the sizes that a worker needs.
+It also knows which families edit pictures, and turns the files of an edit into pixels of the sizes that a worker needs.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from engine.weights.safety import pipeline_class
 
 _ADVICE = "Ask for a smaller `size`, or for `quality: standard`."
 _SERVICE = "engine.backends.diffusers.service:open_service"
-# What fits into a worker at the same time, in parts that every batch size up to 10 divides.
+# What fits into a worker at the same time, in parts: a number that every batch size up to 10 divides.
 _WHOLE = 2520
 _SEEDS = 2**63
 _PREPARED_PIXELS = 64 * 2**20  # of edits that wait or run; those of others wait as files
-# Pictures that a family takes at once. One that takes several looks at them; the others begin an image with theirs.
+# Pictures that a family takes at once. One that takes several looks at them; the others begin an image with one.
 _MOST_PICTURES = {"Flux2KleinPipeline": 4, "QwenImagePipeline": 1, "StableDiffusionXLPipeline": 1, "ZImagePipeline": 1}
 _STRENGTH = 0.7  # without a mask; within one all is made anew
-# What FLUX.2-klein is given to look at (its own bounds).
+# Bounds of FLUX.2-klein for pictures that it looks at.
 _LEAST_SIDE = 64
 _LONGEST_TO_SHORTEST = 8
 _MOST_PIXELS = 1024 * 1024
-_SEEN = 2  # all together have as many pixels as so many images at most
+_SEEN = 2  # all together have at most the pixels of so many images
 
 
 class ImageModel(WorkerBackend):
@@ -64,7 +64,7 @@ class ImageModel(WorkerBackend):
 
     @property
     def negative_prompts(self) -> bool:
-        """Whether it takes what an image does not show."""
+        """Whether it takes a negative prompt."""
         return bool(self._profile.negative_prompt)
 
     @classmethod
@@ -80,7 +80,7 @@ class ImageModel(WorkerBackend):
         on_cpu: bool,
         report: Report,
     ) -> Self:
-        """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
+        """Start a worker and have it load the pipeline. Raises `LoadError` if that can never work."""
         family = await asyncio.to_thread(pipeline_class, folder)
         report("importing diffusers", 0.1)
         options = (str(folder), profile.model_dump_json(by_alias=True), mark)
@@ -89,9 +89,9 @@ class ImageModel(WorkerBackend):
         return cls(worker, spec, profile, family, pictures)
 
     def images(self, request: ImageRequest, stream: ImageStream) -> None:
-        """Put what becomes of each image into `stream`; closing it aborts all. If one fails, all end: `EngineError`.
+        """Put the events of each image into `stream`; closing it aborts all. If one fails, all end: `EngineError`.
 
-        Raises `RequestError` for an edit that this kind of model cannot do.
+        Raises `RequestError` for an edit that this family cannot do.
         """
         if request.edit is not None:
             check_edit(request.edit, self._family)
@@ -110,7 +110,7 @@ class ImageModel(WorkerBackend):
             await self._make_each(replace(request, edit=None), events, edit, weight_of(request.edit, self._family))
 
     async def _read(self, edit: EditRequest, request: ImageRequest) -> Edit:
-        """Return its pictures in the sizes that are needed. Raises `RequestError`, naming the one that is none."""
+        """Return its pictures in the sizes that are needed. Raises `RequestError`, naming a file that is not one."""
         files = [(name, file, decode_image) for name, file in zip(edit.names, edit.pictures, strict=True)]
         if edit.mask is not None:
             files.append(("mask", edit.mask, decode_mask))
@@ -162,12 +162,12 @@ def check_edit(edit: EditRequest, family: str) -> None:
 
 
 def weight_of(edit: EditRequest, family: str) -> int:
-    """Return how many images' memory a step takes: what a model looks at, it reads beside the image in every step."""
+    """Return how many images' memory a step takes: the model reads pictures beside the image in every step."""
     return 1 + min(len(edit.pictures), _SEEN) if _MOST_PICTURES[family] > 1 else 1
 
 
 def prepared(images: Sequence[Image.Image], edit: EditRequest, family: str, *, edge: int, size: int) -> Edit:
-    """Return an edit as the worker gets it, of its pictures and, last, its mask. Blocking. Raises `RequestError`."""
+    """Return an edit for the worker, from its pictures and, last, its mask. Blocking. Raises `RequestError`."""
     picture = images[0]
     if edit.mask is None and edit.strength is None and _MOST_PICTURES[family] > 1:
         most_pixels = min(edge * edge, _MOST_PIXELS) * _SEEN // max(_SEEN, len(images))
@@ -193,7 +193,7 @@ def prepared(images: Sequence[Image.Image], edit: EditRequest, family: str, *, e
 
 
 def _square(image: Image.Image, edge: int) -> Image.Image:
-    """Return the largest square in the middle, in another size. Its own size leaves every pixel as it is."""
+    """Return the largest square in the middle, resized to `edge`. With that size already, no pixel changes."""
     method = Image.Resampling.NEAREST if image.mode == "L" else Image.Resampling.LANCZOS
     return ImageOps.fit(image, (edge, edge), method)
 

@@ -1,7 +1,7 @@
-"""The service of images, as the worker process opens it: a job from its payload to its one end.
+"""The image service in the worker process: a job from its payload to its one end.
 
-Jobs are joined in one of two ways: between any two steps through a family's adapter, or in whole calls of the pipeline.
-Whole calls give no previews: what a pipeline has between its steps differs from family to family.
+Jobs are batched in one of two ways: between any two steps through a family's adapter, or in whole calls of the
+pipeline. Whole calls give no previews: what a pipeline has between its steps differs from family to family.
 """
 
 import errno
@@ -31,11 +31,11 @@ from engine.weights.safety import check_pipeline_folder, lacking, variant
 
 _log = logging.getLogger(__name__)
 
-_QUALITY = {"jpeg": 92, "webp": 90}  # where none is asked for
+_QUALITY = {"jpeg": 92, "webp": 90}  # by default
 # Four times faster than Pillow's default, and 17 % larger (measured at 1024 x 1024).
 _PNG_LEVEL = 1
 _TILE = 512  # pixels
-# How cuBLAS and cuDNN say that the GPU is full: what they allocate is not torch's, and neither is the error.
+# How cuBLAS and cuDNN say that the GPU is full: torch does not allocate for them, so it does not raise its error.
 _NO_MEMORY = ("_STATUS_ALLOC_FAILED", "_STATUS_NOT_INITIALIZED")
 # https://www.iptc.org/std/photometadata/specification/ : Digital Source Type
 _XMP = (
@@ -52,8 +52,8 @@ _T = TypeVar("_T")
 def open_service(options: msgspec.Raw, outlet: Outlet, report: Report) -> Service:
     """Load a pipeline. `options`: its folder, its `ImageProfile` as JSON, whether files are marked. Raises `LoadError`.
 
-    Images are joined between steps where the family has an adapter. An offloaded pipeline runs whole requests: its
-    parts would be moved to and fro at every joining.
+    Images are batched between steps if the family has an adapter. An offloaded pipeline runs whole requests: its
+    parts would be moved at every step.
     """
     report("loading the pipeline", 0.3)
     folder, written, mark = msgspec.msgpack.decode(options, type=tuple[str, str, bool])
@@ -69,7 +69,7 @@ def open_service(options: msgspec.Raw, outlet: Outlet, report: Report) -> Servic
 
 @dataclass(slots=True)
 class Running:
-    """One image that was asked for. `state`: how far it is, once it has begun and if it is run step by step."""
+    """One requested image. `state`: its progress, once it has begun and if it is run step by step."""
 
     number: int
     job: ImageJob
@@ -80,12 +80,12 @@ class Running:
 
 
 class ImageService(Service):
-    """A `Service` (process/protocol.py) but for what is run in a `step`."""
+    """A `Service` (process/protocol.py); subclasses have what a `step` runs."""
 
     gives_previews = False
 
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
-        self.running: dict[int, Running] = {}  # those that have waited longest first
+        self.running: dict[int, Running] = {}  # the one that has waited longest first
         self._adapter = adapter_for(pipe)
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
@@ -97,7 +97,7 @@ class ImageService(Service):
         return bool(self.running)
 
     def submit(self, number: int, payload: msgspec.Raw, /) -> None:
-        """Queue a job. Raises `RequestError` for one that this pipeline cannot do as it is asked."""
+        """Queue a job. Raises `RequestError` for one that this pipeline cannot do."""
         job = msgspec.msgpack.decode(payload, type=ImageJob)
         self._check_prompt(job.prompt, param="prompt")
         if job.negative_prompt is not None:
@@ -114,12 +114,12 @@ class ImageService(Service):
         self.running[number] = Running(number, job, edge, steps)
 
     def cancel(self, number: int, /) -> None:
-        """End a job after the current step; what it has made so far is lost. One that has ended is left alone."""
+        """End a job after the current step, if it has not ended. Its work is lost."""
         if self.running.pop(number, None) is not None:
             self._outlet.done(number)
 
     def step(self) -> None:
-        """Go on with the job that has waited longest, and with all that are run with it in one go."""
+        """Run the job that has waited longest, with all jobs that can share the step."""
         jobs = self.running.values()
         group = next_together(jobs, self._kind, self._max_batch)
         for running in group:  # to the end of the queue: sizes that cannot share a step take turns
@@ -134,21 +134,21 @@ class ImageService(Service):
             )
         else:
             return
-        if torch.cuda.is_available():  # the error has held the step's tensors until now
+        if torch.cuda.is_available():  # the error referred to the step's tensors until now
             torch.cuda.empty_cache()
 
     def _max_batch(self, running: Running) -> int:
         return max(1, self._profile.max_batch.of(running.job.size) // running.job.weight)
 
     def _kind(self, running: Running) -> Hashable:
-        """Return what jobs that are run in one go have in common."""
+        """Return a key: jobs with the same key are run together."""
         raise NotImplementedError
 
     def _run(self, group: list[Running]) -> None:
         raise NotImplementedError
 
     def rehearse(self) -> None:
-        """Make a small image that is not sent. Raises `LoadError` for a model that cannot, `StartError` if it may."""
+        """Make a small image, to test. Raises `LoadError` for a model that cannot, `StartError` if it may later."""
         size = min(SIZES, key=self._profile.render_size.of)
         outlet, self._outlet = self._outlet, _Rehearsal()
         try:
@@ -158,7 +158,7 @@ class ImageService(Service):
                 self.step()
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EngineError) as error:
             if _may_pass(error) or _may_pass(error.__context__):
-                raise StartError("The GPU had not enough memory for a first image, or failed.") from error
+                raise StartError("The GPU did not have enough memory for a first image, or failed.") from error
             raise LoadError(
                 f"The pipeline was loaded, but could not make a first image ({type(error).__name__}). Check that the "
                 "model fits the device, that dtype is one that its authors recommend (many make no image in float16), "
@@ -168,7 +168,7 @@ class ImageService(Service):
             self._outlet = outlet
 
     def _check_prompt(self, text: str, *, param: str) -> None:
-        """Raise `RequestError` if any tokenizer of the pipeline makes more tokens of `text` than are read."""
+        """Raise `RequestError` if a tokenizer of the pipeline makes more tokens of `text` than the model reads."""
         for part, tokenizer in self._pipe.components.items():
             if not part.startswith("tokenizer") or tokenizer is None:
                 continue
@@ -192,7 +192,7 @@ class ImageService(Service):
                 self._outlet.failed(running.number, GenerationError(message))
 
     def _finish(self, running: Running, pixels: NDArray[Any]) -> None:
-        """End a job with its picture, or as failed if that has anything but numbers."""
+        """End a job with its picture, or as failed if that has values that are not finite."""
         if running.number not in self.running:
             return
         if not np.isfinite(pixels).all():
@@ -203,7 +203,7 @@ class ImageService(Service):
         self.cancel(running.number)
 
     def _advance(self, adapter: Adapter, group: list[Running]) -> None:
-        """Take one denoising step of each, and finish those whose last it was."""
+        """Take one denoising step of each, and finish those for which it was the last."""
         with torch.inference_mode():
             states = [self._state(adapter, running) for running in group]
             predictions = adapter.forward(states)
@@ -229,7 +229,7 @@ class ImageService(Service):
             self._outlet.event(running.number, ImageProgress(running.job.index, step, steps))
 
     def _preview(self, running: Running, pixels: NDArray[Any]) -> None:
-        """Send an unfinished picture, unless that has anything but numbers."""
+        """Send an unfinished picture, unless it has values that are not finite."""
         if np.isfinite(pixels).all():
             file = encode(pixels, running.job, mark=self._mark)
             self._outlet.event(running.number, PartialImage(running.job.index, running.previews, file))
@@ -253,20 +253,20 @@ class StepService(ImageService):
 
 
 class _AllCancelledError(Exception):
-    """Ends a pipeline's call whose images are not wanted any more."""
+    """Ends a pipeline's call of which all jobs are cancelled."""
 
 
 class RequestService(ImageService):
-    """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
+    """A `Service` whose `step` is one call of the pipeline, which reads messages after every denoising step."""
 
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         super().__init__(pipe, profile, outlet, mark=mark)
-        if type(pipe).__name__ == "QwenImagePipeline":  # its call refuses what its encoder would read
+        if type(pipe).__name__ == "QwenImagePipeline":  # its call refuses lengths that its encoder can read
             self._longest = self._family.sequence_length
         pipe.vae.enable_slicing()  # else the pipelines decode all images of a call at once
 
     def _kind(self, running: Running) -> Hashable:
-        # Without a negative prompt some pipelines guide otherwise.
+        # Without a negative prompt some pipelines guide differently.
         plain = running.job.negative_prompt is None, running.job.edit is None
         return running.edge, running.steps, plain, self._parts_of(running), self._length_of(running)
 
@@ -284,7 +284,7 @@ class RequestService(ImageService):
             self._run_pipeline(group)
 
     def _run_steps(self, adapter: Adapter, group: list[Running]) -> None:
-        """Make images of pictures, which the pipeline itself cannot."""
+        """Make images from pictures, which the pipeline itself cannot."""
         try:
             while together := [running for running in group if running.number in self.running]:
                 self._advance(adapter, together)
@@ -298,7 +298,7 @@ class RequestService(ImageService):
             if self._parts is not None:
                 pictures = self._decoded(self._parts, group, pictures)
         except Exception as error:
-            self._pipe.maybe_free_model_hooks()  # the pipelines do this themselves, but only where they reach their end
+            self._pipe.maybe_free_model_hooks()  # the pipelines do this themselves, but only at their end
             if isinstance(error, _AllCancelledError):
                 return
             raise
@@ -306,14 +306,14 @@ class RequestService(ImageService):
             self._finish(running, pixels)
 
     def _decoded(self, adapter: Adapter, group: list[Running], latents: Any) -> list[NDArray[Any]]:
-        """Decode SDXL's pictures as its steps do, one by one: the pipeline would do so in 32 bits."""
+        """Decode SDXL's images one by one, as with steps: the pipeline would do it in 32 bits."""
         with torch.inference_mode():
             pictures = [adapter.decode(one[None], running.edge) for running, one in zip(group, latents, strict=True)]
         self._pipe.maybe_free_model_hooks()
         return pictures
 
     def _call(self, group: list[Running]) -> dict[str, Any]:
-        """Everything by keyword: the first argument of some pipelines is no prompt."""
+        """All by keyword: the first argument of some pipelines is not the prompt."""
         first = group[0]
         arguments = {
             "prompt": [running.job.prompt for running in group],
@@ -336,7 +336,7 @@ class RequestService(ImageService):
         scale = self._profile.guidance_scale
         negatives = [running.job.negative_prompt for running in group]
         if type(self._pipe).__name__ == "QwenImagePipeline":
-            # Guided only against a prompt, and its authors give a blank where there is none.
+            # It guides only against a prompt; without one its authors pass a blank.
             against = {"negative_prompt": [text or BLANK for text in negatives]} if scale > 1 else {}
             return {"true_cfg_scale": scale, **against}
         if None not in negatives:
@@ -344,7 +344,7 @@ class RequestService(ImageService):
         return {"guidance_scale": scale}
 
     def _watch(self, group: list[Running]) -> Any:
-        """Return what the pipeline calls after every step. It ends the call when all its jobs have been cancelled."""
+        """Return a callback for the pipeline's steps. It ends the call when all of its jobs are cancelled."""
 
         def after_step(pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
             for running in group:
@@ -358,7 +358,7 @@ class RequestService(ImageService):
 
 
 def _in_parts(adapter: Adapter, group: list[Running], *, guided: bool) -> dict[str, Any]:
-    """Return prompts that were read in parts, by the names that the pipeline gives them."""
+    """Return prompts that were read in parts, as arguments of the pipeline."""
     with torch.inference_mode():
         read = [adapter.embed(running.job, guided=guided) for running in group]
     given = {"": [positive for positive, _ in read], "negative_": [away for _, away in read if away is not None]}
@@ -376,7 +376,7 @@ def preview_steps(steps: int, previews: int) -> tuple[int, ...]:
 
 
 class _Rehearsal:
-    """An `Outlet` that sends nothing, and raises what went wrong."""
+    """An `Outlet` that sends nothing, and raises errors."""
 
     def event(self, job: int, payload: object) -> None: ...
 
@@ -389,11 +389,10 @@ class _Rehearsal:
 
 
 def next_together(jobs: Iterable[_T], agrees: Callable[[_T], Hashable], max_batch: Callable[[_T], int]) -> list[_T]:
-    """Return those that take the next step, of `jobs` in the order in which they have waited since their last one.
+    """Return those of `jobs`, of which the first has waited longest, that take the next step.
 
-    The first always does, with all behind it of which `agrees` says the same and that still fit: `max_batch` of a kind
-    do. When those are moved to the end before the next call, each group gets its turn, so that a newcomer of an odd
-    size waits for a step and not for an image.
+    It is the first, with all others for which `agrees` returns the same, at most `max_batch` of a kind. The caller then
+    moves them to the end, so each group gets its turn: a newcomer of another size waits for a step, not for an image.
     """
     together: list[_T] = []
     room = Fraction(1)
@@ -406,7 +405,7 @@ def next_together(jobs: Iterable[_T], agrees: Callable[[_T], Hashable], max_batc
 
 
 def encode(pixels: NDArray[Any], job: ImageJob, *, mark: bool) -> bytes:
-    """Return a job's file of a picture (height, width, 3) from 0 to 1. `mark`: metadata say that a model made it."""
+    """Return the file of a picture (height, width, 3) from 0 to 1. `mark`: metadata say that a model made it."""
     picture = Image.fromarray((pixels * 255).round().astype(np.uint8))
     if picture.size != (job.size, job.size):
         picture = picture.resize((job.size, job.size), Image.Resampling.LANCZOS)
@@ -432,7 +431,7 @@ def encode(pixels: NDArray[Any], job: ImageJob, *, mark: bool) -> bytes:
 def load(folder: Path, profile: ImageProfile) -> Any:
     """Return a pipeline that can be called. Raises `LoadError` for a folder that is unsafe or not understood.
 
-    Raises `StartError` for what may pass: other programs on the GPU, a file system that does not answer.
+    Raises `StartError` for causes that may pass: other programs on the GPU, a file system that does not answer.
     """
     name = check_pipeline_folder(folder)
     _check_negative_prompts(name, profile)
@@ -449,7 +448,7 @@ def load(folder: Path, profile: ImageProfile) -> Any:
         ) from error
     except MemoryError:
         raise
-    except Exception as error:  # over a folder that they do not understand the libraries raise anything
+    except Exception as error:  # the libraries raise anything for a folder that they do not understand
         _log.exception("diffusers could not load %s", folder.name)
         if _may_pass(error):
             raise StartError(f"{folder.name} could not be read, or the GPU failed ({type(error).__name__}).") from error
@@ -465,21 +464,21 @@ def load(folder: Path, profile: ImageProfile) -> Any:
 
 
 def _tile(vae: Any) -> None:
-    """Decode in tiles. The usual VAEs say that theirs are of 1024 pixels, so that no image would be cut."""
+    """Decode in tiles. By default the tiles of most VAEs are 1024 pixels, so no image would be divided."""
     vae.enable_tiling()
     if (edge := getattr(vae, "tile_sample_min_size", 0)) > _TILE:
         vae.tile_sample_min_size, vae.tile_latent_min_size = _TILE, vae.tile_latent_min_size * _TILE // edge
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether others may have had the memory, or a GPU or a disk has failed. A missing file has no number, or this."""
+    """Whether others had the memory, or a GPU or disk failed. A missing file has no `errno`, or ENOENT."""
     disk = isinstance(error, OSError) and error.errno not in {None, errno.ENOENT}
     library = isinstance(error, RuntimeError) and any(status in str(error) for status in _NO_MEMORY)
     return disk or library or isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
 
 
 def _check_negative_prompts(name: str, profile: ImageProfile) -> None:
-    """A negative prompt that changes nothing must not be taken."""
+    """Refuse a profile that takes negative prompts which would change nothing."""
     if not profile.negative_prompt:
         return
     above = FAMILIES[name].negative_prompts_above
@@ -508,7 +507,7 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
 
 
 def _place(pipe: Any, profile: ImageProfile) -> None:
-    """Move the parts to the GPU, or have them moved when they are needed (which takes accelerate)."""
+    """Move the parts to the GPU, or have them moved when they are needed (with accelerate)."""
     if profile.offload == "none":
         pipe.to("cuda")
     elif profile.offload == "model":

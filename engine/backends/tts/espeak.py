@@ -1,4 +1,4 @@
-"""Speaks with eSpeak NG, a formant synthesiser: at once, on any machine, understood if not beautiful.
+"""Speaks with eSpeak NG, a formant synthesiser: at once, on any machine, intelligible but mechanical.
 
 A voice is a file of its model folder. The library is that of the package espeakng-loader (GPL-3.0-or-later), and so are
 its data, with dictionaries of our own (pronunciation/) that its compiler makes at their first use. Written for
@@ -28,7 +28,7 @@ from engine.voices.readers import VOICE_FILE_BYTES, read_voice_file
 _log = logging.getLogger(__name__)
 
 _MEASURED = "1 2 3 4 5 6 7 8 9 10"  # every language has words for them
-# It would spell letters of other scripts by their English names. Latin ones it reads as English where they are foreign.
+# It would spell letters of other scripts by their English names. It reads Latin letters as English if they are foreign.
 _SCRIPTS = {
     "am": ("ETHIOPIC", "LATIN"),
     "ti": ("ETHIOPIC", "LATIN"),
@@ -36,7 +36,7 @@ _SCRIPTS = {
     "om": ("LATIN",),
     "en": ("LATIN",),
 }
-# In these an apostrophe is a consonant, which the library drops at a word's end. After a quotation mark it closes.
+# In these an apostrophe is a consonant, which the library drops at a word's end. After a quotation mark it closes that.
 _WITH_GLOTTAL_STOPS = ("so", "om")
 _LAST_APOSTROPHE = re.compile(r"(?<![\w'\u2018\u2019])(\w+)['\u2019](?!\w)")
 
@@ -88,7 +88,7 @@ class EspeakSpeech:
 
 @lru_cache(1000)
 def _gain(language: str, sound: tuple[str, ...]) -> np.float32:
-    """What makes every voice equally loud. It outlives the models, because it takes longer than a sentence."""
+    """The factor that makes every voice equally loud. Cached beyond the models: it takes longer than a sentence."""
     library().choose(language, sound)
     return gain(library().speak(spell_numbers(_MEASURED, language), 0), library().sample_rate)
 
@@ -101,9 +101,9 @@ _IPA = 2
 _TIED = 128
 _POSITION_CHARACTER = 1
 _VOLUME = 3
-# Of its 100: a loud vowel would be cut off otherwise; samples are made louder again as floats.
+# Of 100: a loud vowel would be clipped otherwise; samples are made louder again as floats.
 _VOLUME_PERCENT = 50
-# Their phases go on from one text to the next, and the same text would never sound the same.
+# Their phases continue from one text to the next, so the same text would never sound the same.
 _STEADY = ("flutter 0", "roughness 0")
 _USUAL_SPEED = "speed 100"  # else a voice without a speed of its own has that of the voice before it
 _VOWEL = "a."
@@ -124,7 +124,7 @@ class EspeakNG:
 
         # Its data folder holds one more dictionary a language, and is written to by its compiler.
         self._temporary = tempfile.TemporaryDirectory(prefix="hearth-espeak-", ignore_cleanup_errors=True)
-        # Some of its buffers for paths are as short as 40 letters, which TMPDIR alone may have.
+        # Some of its buffers for paths have only 40 characters, which TMPDIR alone may have.
         self._data = Path("/proc/self/fd", str(os.open(self._temporary.name, os.O_PATH)))
         for file in Path(espeakng_loader.get_data_path()).iterdir():
             (self._data / file.name).symlink_to(file)
@@ -146,7 +146,7 @@ class EspeakNG:
         return language in LANGUAGES or (self._data / f"{language}_dict").exists()
 
     def choose(self, language: str, sound: tuple[str, ...]) -> None:
-        """Take a voice: a language (ISO 639-1) and the lines of a voice file. Raises `LoadError`."""
+        """Set the voice: a language (ISO 639-1) and the lines of a voice file. Raises `LoadError`."""
         if self._chosen == (language, sound):
             return
         self._set_voice([*self._lines(language, self._dictionary(language)), _USUAL_SPEED, *sound, *_STEADY])
@@ -154,7 +154,7 @@ class EspeakNG:
 
     def speak(self, text: str, seed: int) -> NDArray[np.float32]:
         """Say a text in the voice that was chosen: mono, without the silence at its end. Raises `GenerationError`."""
-        # Its filters still ring with what was said last: a vowel first, and the same text is the same sound.
+        # Its filters still ring from the last text: after a vowel the same text gives the same sound.
         for piece in (_VOWEL, text):
             self._parts.clear()
             self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
@@ -170,14 +170,14 @@ class EspeakNG:
         return samples[:last].astype(np.float32) / (2**15 * _VOLUME_PERCENT / 100)
 
     def choose_language(self, name: str) -> None:
-        """Take a language by the library's own name, like en-us, for `phonemes`. Raises `LoadError`."""
+        """Set a language by the library's own name, like en-us, for `phonemes`. Raises `LoadError`."""
         self._chosen = None
         self._must("take a language", self._library.espeak_ng_SetVoiceByName(name.encode()))
 
     def phonemes(self, text: str, *, tie: str = "") -> str:
-        """Return what it would say, in IPA, words apart by spaces; the marks of changed languages are in brackets.
+        """Return a text's phonemes in IPA, with spaces between words; marks of another language are in brackets.
 
-        `tie` stands between the letters of one phoneme.
+        `tie` is put between the letters of one phoneme.
         """
         mode = _IPA | (_TIED | ord(tie) << 8 if tie else 0)
         place = ctypes.c_char_p(text.encode())
@@ -234,9 +234,9 @@ class EspeakNG:
             raise LoadError(f"eSpeak NG could not {what} (status {status & 0xFFFFFFFF:#x}). Run ./scripts/setup again.")
 
 
-# How eSpeak NG is to read languages that it does not know, or not well: sources of dictionaries for its own compiler.
-# Rules of letters in `<language>_rules` (those of Ethiopic letters are made below), single words in `<language>_list`;
-# the form of both is that of docs/dictionary.md of eSpeak NG.
+# How to read languages that eSpeak NG does not know, or not well: sources of dictionaries for its compiler. Rules of
+# letters are in `<language>_rules` (those of Ethiopic letters are made below), words in `<language>_list`; both in the
+# format of eSpeak NG's docs/dictionary.md.
 _PRONUNCIATION = Path(__file__).parent / "pronunciation"
 LANGUAGES = ("am", "so", "ti", "om")
 # The library has no table of Somali's phonemes. Arabic's has both pharyngeals, ħ and ʕ, and a retroflex-like d.
@@ -309,7 +309,7 @@ def _rows(rows: str) -> dict[str, str]:
 
 
 def _of_sixth(letter: str, first: str, consonant: str) -> list[str]:
-    """With ɨ or without, by how many letters of the sixth form stand before it, at the word's beginning or not."""
+    """With ɨ or without, by how many letters of the sixth form are before it, at the word's beginning or not."""
     alone, with_vowel = f"{letter} {consonant}", f"{letter} {consonant}y"
     lines = [alone, f"_) {with_vowel}"]
     for before in range(1, _LONGEST_RUN):

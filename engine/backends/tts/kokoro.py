@@ -1,4 +1,4 @@
-"""Speaks with Kokoro (kokoro*.safetensors, voices/*.safetensors): the network is ours, phonemes are eSpeak NG's."""
+"""Speaks with Kokoro (kokoro*.safetensors, voices/*.safetensors), with our network and eSpeak NG's phonemes."""
 # ruff: noqa: RUF001  # letters of the IPA
 
 import math
@@ -28,7 +28,7 @@ _STYLES = 510  # of a voice: one for each number of phonemes
 _TIE = "^"
 _MARKS = re.compile(r"([;:,.!?\u00a1\u00bf\u2014\u2026\"\u201c\u201d()]+)")
 _OTHER_LANGUAGE = re.compile(r"\([a-z^-]+\)")  # with ties within
-# Of other letters eSpeak NG says names like "Chinese letter", of Greek ones their own. The last two are of 1ª and 1º.
+# For other letters eSpeak NG says names like "Chinese letter", for Greek ones their names. The last two are for 1ª, 1º.
 _SCRIPTS = ("LATIN", "DEVANAGARI", "GREEK", "FEMININE", "MASCULINE")
 # From the phonemes of eSpeak NG to those that Kokoro has learned. Source: misaki 0.9.4, espeak.py (Apache-2.0).
 _ENGLISH = (
@@ -84,7 +84,7 @@ class KokoroSpeech:
         return stretch(parts, self.sample_rate, speed)
 
     def _parts(self, text: str, code: str) -> list[list[int]]:
-        """Return the numbers of its phonemes, in halves where they are too many: those of figures and emoji are."""
+        """Return the numbers of its phonemes, in halves if they are too many, as for figures and emoji."""
         numbers = [number for one in phonemes(text, code) if (number := self._numbers.get(one)) is not None]
         if len(numbers) + 2 <= min(self._model.most, _STYLES):
             return [numbers] if numbers else []
@@ -103,13 +103,13 @@ class KokoroSpeech:
 
 
 def phonemes(text: str, code: str) -> str:
-    """Return what Kokoro reads for a text, in the language that the first letter of a voice stands for."""
+    """Return what Kokoro reads for a text, in the language of a voice's first letter."""
     language = _LANGUAGES.get(code)
     if language is None:
         raise LoadError("Kokoro's Japanese and Chinese voices need reading rules that Hearth lacks.")
     speech = library()
     speech.choose_language(language)
-    # Marks are part of what it has learned, and eSpeak NG drops them.
+    # Kokoro has learned punctuation marks, and eSpeak NG drops them.
     text = text.replace("\u0964", ".")  # Hindi's full stop, which it has not learned
     parts = [part if at % 2 else _read(speech, part) for at, part in enumerate(_MARKS.split(text))]
     said = "".join(parts).strip()
@@ -261,7 +261,7 @@ class _StyledInstance(nn.Module):  # type: ignore[misc]
 
 
 class _Block(nn.Module):  # type: ignore[misc]
-    """Two convolutions around a style, with a way past them; `twice` as many frames come out."""
+    """Two convolutions around a style, with a skip connection; `twice` as many frames come out."""
 
     def __init__(self, before: int, after: int, style: int, *, twice: bool = False) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ def _lstm(before: int, after: int) -> nn.LSTM:
 
 
 def load_weights(model: Kokoro, weights: dict[str, Tensor]) -> list[str]:
-    """Put `weights` into the model and return the names that it lacks. Weight norms are folded into the weights."""
+    """Put `weights` into the model and return the names that are missing. Weight norms are folded into the weights."""
     # Named like `decoder.module.…`, as training on several GPUs left them.
     found = {name.replace(".module.", ".", 1): tensor.float() for name, tensor in weights.items()}
     for name in [name for name in found if name.endswith(".weight_g")]:

@@ -15,7 +15,7 @@ from engine.stream import SpeechStream, Stream
 from engine.types import Report
 from engine.voices.types import SpeechChunk, SpeechJob, SpeechRequest, Voice
 
-_KEPT_ONE_IN = 8  # of the places, for keys that have nothing spoken: a text may take minutes
+_KEPT_ONE_IN = 8  # of the places, for keys with nothing running: a text may take minutes
 _FORMANT_TEXTS = 8  # are spoken in the place of one of a neural voice: they take a fiftieth of its time
 _SERVICE = "engine.backends.tts.service:open_service"
 
@@ -40,7 +40,7 @@ class SpeechModel(WorkerBackend):
     async def load(  # noqa: PLR0913  # what a start depends on
         cls, spec: SpeechModelSpec, voices: Iterable[Voice], *, threads: int, mark: bool, on_cpu: bool, report: Report
     ) -> Self:
-        """Start a worker for `voices`. It loads them when they are first asked for."""
+        """Start a worker for `voices`. It loads them when they are first requested."""
         families = sorted({voice.family for voice in voices if voice.available})
         report(f"importing {', '.join(families) or 'nothing'}", 0.1)
         patience = Patience.of(spec.engine.stall_seconds, on_cpu=True)  # it speaks on the CPU, GPU or not

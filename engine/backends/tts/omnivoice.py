@@ -1,8 +1,8 @@
 """Speaks with OmniVoice: a masked language model over codes of sound, whose speaker is an instruction; on the CPU.
 
-All codes of a sentence begin masked, and in each step those become fixed that the model is surest of. Sources: the
-paper (arXiv 2604.00688) and the package omnivoice 0.2.1, which computes the same from the same random numbers. The
-codec's decoder is the one of transformers' HiggsAudioV2Tokenizer, without the encoder and what that needs.
+All codes of a sentence begin masked; each step fixes those that the model is surest of. Sources: the paper (arXiv
+2604.00688) and the package omnivoice 0.2.1, which computes the same from the same random numbers. The codec's decoder
+is that of transformers' HiggsAudioV2Tokenizer, without the encoder and what it needs.
 """
 
 import math
@@ -36,7 +36,7 @@ _LONGEST_SECONDS = 15
 _EDGE_SECONDS = 0.1  # of silence that stays at both ends
 _SILENT = 0.003
 _MARKS = ("<|lang_start|>", "<|lang_end|>", "<|instruct_start|>", "<|instruct_end|>", "<|text_start|>", "<|text_end|>")
-# A voice says this once, and what it sounds like is the model for all that it says.
+# A voice says this once; all other texts are spoken in the voice of that sound.
 _FIRST_WORDS = {
     "am": "ሰላም፣ እንደምን አደሩ? ዛሬ ጥሩ ቀን ነው።",
     "en": "Good morning. It is nice to meet you today.",
@@ -59,7 +59,7 @@ _LENGTHS = {
 }
 _KINDS = {"M": 0.0, "P": 0.5, "S": 0.5, "Z": 0.2, "N": 3.5}
 _FRAMES_PER_LENGTH = 25 / 14.1
-_SHORT_FRAMES = 50  # what is shorter gets more time than its letters
+_SHORT_FRAMES = 50  # a shorter text gets more time than its letters
 
 
 def load(folder: Path) -> "OmniVoiceSpeech":
@@ -104,7 +104,7 @@ class OmniVoiceSpeech:
         return np.concatenate(parts) * louder
 
     def _introduced(self, speaker: str) -> tuple[_Said, np.float32]:
-        """Return what the voice is recognised by from now on, and what makes it as loud as others."""
+        """Return the text and sound that define the voice from now on, and the factor for its loudness."""
         words = _FIRST_WORDS.get(speaker.partition(":")[0], _FIRST_WORDS["en"])
         torch.manual_seed(0)
         codes = self._codes(words, speaker, 1, None)
@@ -141,7 +141,7 @@ class OmniVoiceSpeech:
 
 
 def frames_of(text: str, first: _Said | None = None) -> float:
-    """Return for how many frames of sound a text is long, going by how long `first` is."""
+    """Return how many frames of sound a text takes, estimated from `first`."""
     per_length = _FRAMES_PER_LENGTH if first is None else first.codes.shape[1] / _length(first.text)
     frames = _length(text) * per_length
     return frames if frames >= _SHORT_FRAMES else _SHORT_FRAMES * (frames / _SHORT_FRAMES) ** (1 / 3)
@@ -168,7 +168,7 @@ class _Network:
         self._heads = _taken(named, "audio_heads.weight", name)
         self._offsets = torch.arange(self._books)[:, None] * self._size
         shape = Qwen3Config(**config["llm_config"])
-        shape._attn_implementation = "sdpa"  # noqa: SLF001  # as everybody does who makes a model of a configuration
+        shape._attn_implementation = "sdpa"  # noqa: SLF001  # as is usual for a model made from a configuration
         with torch.device("meta"):  # its random numbers would take as much memory again
             self._model = Qwen3Model(shape).eval()
         self._model.rotary_emb = type(self._model.rotary_emb)(shape)  # it is computed, not saved

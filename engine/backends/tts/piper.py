@@ -10,7 +10,7 @@ from engine.backends.tts.sound import stretch
 from engine.errors import LoadError
 from engine.weights.safety import read_config
 
-# The other types of phonemes make Piper download models of their own, or need packages that it does not bring.
+# Other types of phonemes make Piper download models, or need packages that it does not install.
 _PHONEMES = ("espeak", "text")
 
 
@@ -41,7 +41,7 @@ class PiperSpeech:
         return text if any(self._voice.phonemize(text)) else ""
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:  # noqa: ARG002
-        """As `Synthesizer.speak`. Without noise, since what an ONNX session draws cannot be seeded per call."""
+        """As `Synthesizer.speak`. Without noise: an ONNX session's random numbers cannot be seeded per call."""
         settings = self._settings(speaker_id=speaker, noise_scale=0.0, noise_w_scale=0.0, normalize_audio=False)
         parts = [chunk.audio_float_array for chunk in self._voice.synthesize(text, settings)]
         return stretch(parts, self.sample_rate, speed)

@@ -1,4 +1,4 @@
-"""The service that speaks, as its worker process opens it: text after text in turn, sentence by sentence."""
+"""The speech service in the worker process: texts in turn, sentence by sentence."""
 
 import importlib
 import itertools
@@ -29,10 +29,10 @@ from engine.voices.types import SpeechChunk, SpeechJob
 _log = logging.getLogger(__name__)
 
 MAX_LOADED = 4
-# These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
+# These formats have their length at the beginning, and some programs read no file without it: a short text comes whole.
 _HEADERS_WITH_LENGTH = {"wav", "flac"}
 _SHORT_CHARACTERS = 300
-# To encode a sentence takes longer than to speak it with a formant voice, and a listener waits for its beginning.
+# Encoding a sentence takes longer than speaking it with a formant voice, and a listener waits for its beginning.
 _SLICE_SECONDS = 0.5
 # A listener who has so much sound ahead can wait until older texts are finished.
 _AHEAD_SECONDS = 10.0
@@ -41,12 +41,12 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seed
 
 
 def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
-    """Make ready to speak; voices are loaded when they are first asked for.
+    """Prepare to speak; voices are loaded when they are first requested.
 
-    `options`: whether files are marked as made by AI, and the families whose voices may be asked for.
+    `options`: whether files are marked as made by AI, and the families of the voices.
     """
     mark, families = msgspec.msgpack.decode(options, type=tuple[bool, list[str]])
-    # What the first request does not wait for: torch takes seconds, and tables of languages some tenths of one.
+    # So that the first request does not wait: torch takes seconds, and tables of languages some tenths of one.
     for family in families:
         _module(family)
     next(speakable(language_name("en"), "en"))
@@ -54,21 +54,21 @@ def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
 
 
 class Synthesizer(Protocol):
-    """A loaded model, of one or more speakers: what `load(folder)` in its family's file makes, or a `LoadError`."""
+    """A loaded model of one or more speakers. `load(folder)` in its family's file makes it, or raises `LoadError`."""
 
     @property
     def sample_rate(self) -> int:
         """In Hz."""
 
     def sayable(self, text: str) -> str:
-        """Return what of a piece of text `speak` can say, in the letters that it takes; without a letter if nothing."""
+        """Return the part of a text that `speak` can say, in letters that it takes; without letters if none."""
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
         """Say what `sayable` returned: mono samples, 1/`speed` as long as at speed 1. The same seed, the same sound."""
 
 
 def loaded(family: str, folder: Path) -> Synthesizer:
-    """Return a model, loaded when it is first needed; those that were used last stay. Raises `LoadError`."""
+    """Return a model, loaded when it is first needed; the last used ones stay. Raises `LoadError`."""
     try:
         changed_at = max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
     except OSError as error:
@@ -78,7 +78,7 @@ def loaded(family: str, folder: Path) -> Synthesizer:
 
 @lru_cache(MAX_LOADED)
 def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
-    """A model that was replaced on disk is another one."""
+    """Load a model. `_changed_at`: one that was replaced on disk is another one."""
     for known in FAMILIES:
         if known.name == family and not known.installed:
             raise LoadError(f"What runs {family} is not installed: {known.install}")
@@ -124,9 +124,9 @@ class _Job:
 class SpeechService:
     """A `Service` (process/protocol.py): `step` makes half a second of sound for one job.
 
-    Owners take turns. Of one owner's jobs that goes first whose listener is the first to run out of sound, so that all
-    begin early; when none does soon, the oldest. A sentence is spoken whole in the step of its first half second; the
-    others encode the rest.
+    Owners take turns. Of one owner's jobs the one goes first whose listener would first run out of sound, so that all
+    begin early; if none does soon, the oldest. A sentence is spoken whole in the step of its first half second; later
+    steps encode the rest.
     """
 
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
@@ -136,7 +136,7 @@ class SpeechService:
         self._steps = itertools.count(1)
 
     def submit(self, job: int, payload: bytes) -> None:
-        """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
+        """Queue a job. Raises `RequestError` for one that cannot be spoken."""
         asked = msgspec.msgpack.decode(payload, type=SpeechJob)
         pieces = speakable(asked.text, asked.language)
         first = next(pieces, None)
@@ -193,7 +193,7 @@ class SpeechService:
             if following is not None:
                 silence = np.zeros(round(piece.pause_seconds / job.speed * model.sample_rate), np.float32)
                 sound = np.concatenate((sound, silence))
-            # A file of one piece comes whole: it says its length then, where its format can.
+            # A file of one piece comes whole: then it has its length, if its format can.
             begun = begun or following is not None
             if not begun and not len(sound):  # like a lone glottal stop
                 raise _nothing_to_say(job)
@@ -205,7 +205,7 @@ class SpeechService:
             piece = following
 
     def _sayable(self, number: int, model: Synthesizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """Yield the pieces that have a sound. Romanising can take long: meanwhile others may come and leave."""
+        """Yield the pieces that have a sound. Romanising can take long: meanwhile messages are read."""
         with _one_sentence(model):
             for piece in pieces:
                 if number not in self._running:
@@ -219,11 +219,11 @@ class SpeechService:
 
 @contextmanager
 def _one_sentence(model: Synthesizer) -> Iterator[None]:
-    """Raise `GenerationError` for whatever one sentence can do to a model: the next one may do well."""
+    """Raise `GenerationError` for any error over one sentence: the next one may work."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, MemoryError) as error:
-        # Not the error itself, which may quote the text.
+        # Without the error's message, which may quote the text.
         _log.error("A voice failed (%s: %s).", type(model).__name__, type(error).__name__)
         raise GenerationError(
             "The voice failed at a sentence of this text. Try again, or write it in other words."
@@ -258,5 +258,5 @@ def _for_clients(error: EngineError) -> EngineError:
     _log.error("A voice cannot speak: %s", error.message)
     return GenerationError(
         "The model of this voice cannot be loaded. Choose another voice, or ask your administrator to look into "
-        "its log."
+        "the log."
     )

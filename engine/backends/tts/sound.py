@@ -1,6 +1,6 @@
-"""Stretches speech to a speed, and encodes it as it is made: one encoder from a file's beginning to its end, by FFmpeg.
+"""Stretches speech to a speed, and encodes it while it is made, with FFmpeg: one encoder per file.
 
-The mark of AI-made audio is set where the format has a place for it: not in AAC (ADTS), and PCM is bare samples.
+The mark of AI-made audio is set if the format has a place for it: AAC (ADTS) and PCM have none.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from engine.voices.types import AudioFormat
 _MARK = "AI-generated speech; http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 # Rates that MPEG audio knows. Source: ISO/IEC 11172-3 and 13818-3 (layer III), 14496-3 (AAC).
 _MPEG_HZ = (16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
-# Constant, because a stream has no table of contents from which a player could tell the length of a variable one.
+# Constant bit rate: without an index, which a stream cannot have, players cannot tell the length of a variable one.
 _MP3_BITS_PER_SECOND, _MP3_BITS_PER_SECOND_ABOVE_24_KHZ = 80_000, 160_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Coding:
-    """A format in FFmpeg's words. `rates`: those that the format knows, in Hz; empty where it takes any."""
+    """A format in FFmpeg's terms. `rates`: those of the format, in Hz; empty if it takes any."""
 
     container: str
     codec: str
@@ -54,7 +54,7 @@ _CODINGS: dict[AudioFormat, _Coding] = {
 
 
 class _Stream(io.BytesIO):
-    """What goes out while it is made: FFmpeg cannot go back in it, to say the length at the beginning."""
+    """A file that is sent while it is made: FFmpeg cannot seek back to write the length at the beginning."""
 
     def seekable(self) -> bool:
         return False
@@ -63,7 +63,7 @@ class _Stream(io.BytesIO):
 class Encoder:
     """One file. What is added is mono, at `rate` Hz; the file has that rate, or the next that its format knows.
 
-    `whole` keeps everything until the end, so that the file's header can say how long it is.
+    `whole` keeps everything until the end, so that the file's header has the length.
     """
 
     def __init__(self, audio_format: AudioFormat, rate: int, *, mark: bool, whole: bool = False) -> None:
@@ -98,7 +98,7 @@ class Encoder:
     def _open(self, output: io.BytesIO) -> None:
         coding = self._coding
         rate = next((hz for hz in coding.rates if hz >= self._rate), (self._rate, *coding.rates)[-1])
-        # Without flush_packets FFmpeg would keep up to 32 KiB to itself.
+        # Without flush_packets FFmpeg would hold back up to 32 KiB.
         options = {"flush_packets": "1", **coding.container_options}
         self._container: Any = av.open(output, "w", format=coding.container, container_options=options)
         if self._mark:
@@ -111,7 +111,7 @@ class Encoder:
 
 
 def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArray[np.float32]:
-    """Return `parts` of one sound (mono) as one, in 1/`speed` of their length, to a sample, at the same pitch."""
+    """Return `parts` of one sound (mono) as one, exactly 1/`speed` as long, at the same pitch."""
     samples = np.concatenate([np.zeros(0, np.float32), *parts], dtype=np.float32)
     length = round(len(samples) / speed)
     if speed == 1:
@@ -138,11 +138,11 @@ _K_WEIGHTING = (
 )
 _BLOCK_SECONDS, _STEP_SECONDS = 0.4, 0.1
 _SILENCE_LUFS, _GATE_LU = -70.0, -10.0
-_LUFS = -20.0  # of every voice that says nothing of it itself
+_LUFS = -20.0  # of every voice
 
 
 def gain(samples: NDArray[np.float32], rate: int) -> np.float32:
-    """Return what makes a sound as loud as every voice."""
+    """Return the factor that makes a sound as loud as all voices."""
     return np.float32(10 ** ((_LUFS - loudness_lufs(samples, rate)) / 20))
 
 

@@ -1,7 +1,7 @@
 """`python -m engine.backends.tts.unpickle FOLDER`: makes safetensors of pickled tensors, for weights/download.py.
 
-`torch.load(weights_only=True)` knows tensors and nothing else. Says on stdout what it refuses, or the number of the
-system's error, and ends with status 3.
+`torch.load(weights_only=True)` reads tensors only. Prints on stdout what it refuses, or the number of the system's
+error, and ends with status 3.
 """
 
 import json
@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save
 
 _REFUSED = 3
-_ONLY = "voice"  # the name of a tensor that a file holds alone
+_ONLY = "voice"  # the name of a file's only tensor
 
 
 def main() -> None:
-    """Convert the files below the folder that is the first argument; stdin has names and new names as a JSON object."""
+    """Convert files below the folder in the first argument; stdin has old and new names as a JSON object."""
     folder, status = Path(sys.argv[1]), 0
     for name, target in json.load(sys.stdin).items():
         try:

@@ -17,7 +17,7 @@ from engine.backends.tts import check_complete, only_of
 from engine.errors import GenerationError
 from engine.weights.safety import check_folder
 
-# A piece of text is 200 characters, some 20 s. A model that wants to hum for minutes is broken.
+# A piece of text is 200 characters, some 20 s. A model that makes minutes of it is broken.
 _LONGEST_SECONDS = 120
 _TRAINING_ONLY = "posterior_encoder."
 _PUNCTUATION = str.maketrans({"\u2019": "'", "\u02bc": "'", "\u2018": "'", "\u2013": "-", "\u2014": "-"})
@@ -46,7 +46,7 @@ class VitsSpeech:
         most_frames = _LONGEST_SECONDS * self.sample_rate // prod(model.config.upsample_rates)
         self._pace = _Pace(model.duration_predictor, model.speaking_rate, most_frames)
         model.duration_predictor, model.speaking_rate = self._pace, 1.0
-        # Signs that stand for no sound. Some models give the pad token a letter's number, and that letter is spoken.
+        # Signs without a sound. Some models use a letter's number for the pad token: that letter is spoken.
         signs = (tokenizer.pad_token, tokenizer.unk_token)
         self._letters = frozenset(tokenizer.get_vocab()) - {sign for sign in signs if sign and not sign.isalpha()}
 
@@ -75,10 +75,10 @@ class VitsSpeech:
 
 
 class _Pace(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """Stands before a model's duration predictor, and makes the durations add up to 1/`speed` of the natural ones.
+    """Wraps a model's duration predictor, so that durations add up to 1/`speed` of the natural ones.
 
-    The model itself rounds each letter's duration up to a whole frame after dividing it, so its `speaking_rate` of 2
-    is far from half the length. Here the sum is divided and rounded; at high speed some letters get no frame at all.
+    The model divides each letter's duration and rounds it up to a whole frame, so its `speaking_rate` of 2 is far from
+    half the length. Here the sum is divided and rounded; at high speed some letters get no frame.
     """
 
     def __init__(self, predictor: torch.nn.Module, natural_rate: float, most_frames: int) -> None:
@@ -102,7 +102,7 @@ class _Pace(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 @cache
 def _romaniser() -> Callable[[str], str]:
-    """One for the life of the worker: it reads its tables for seconds."""
+    """Made once for the worker: reading its tables takes seconds."""
     import uroman
 
     return uroman.Uroman().romanize_string

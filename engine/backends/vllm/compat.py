@@ -1,4 +1,4 @@
-"""Every name of vLLM, transformers, torch and CPython that is no stable API and that our code relies on.
+"""Every name of vLLM, transformers, torch and CPython that our code uses and that is not stable API.
 
 A name that a model cannot run without is needed. All others belong to optional patches: `apply` leaves a patch out,
 with one line in the log, if vLLM no longer has its names. scripts/check-vllm reads this list for a new release.
@@ -21,7 +21,7 @@ _log = logging.getLogger("hearth.vllm")
 
 
 def _patch(patch: str, kind: Kind, without: str, since: str = "0.32") -> Callable[..., ForeignName]:
-    """Return what makes the entries of one patch. `without`: what happens where one of its names is gone."""
+    """Return a function that makes the entries of one patch. `without`: what happens if one of its names is gone."""
 
     def entry(name: str, why: str, parameters: str | None = None, *, overridden: bool = False) -> ForeignName:
         known = None if parameters is None else tuple(parameters.split())
@@ -271,7 +271,7 @@ def fits(patch: str) -> bool:
 
 @functools.cache
 def _problems(field: Literal["kind", "patch"], value: str) -> str:
-    """Say what is wrong with the names of a patch or a kind; the sources of all of vLLM are read for it."""
+    """Say what is wrong with the names of a patch or a kind; reads vLLM's sources."""
     findings = missing([each for each in NAMES if getattr(each, field) == value], Sources())
     return "; ".join(f"{each.name} {problem}" for each, problem in findings)
 
@@ -286,7 +286,7 @@ def guarded(patch: str) -> Iterator[None]:
 
 
 def apply(patch: str, change: Callable[[], _T]) -> _T | None:
-    """Make an optional change and return its result; None where it was left out."""
+    """Make an optional change and return its result; None if it was left out."""
     if fits(patch):
         with guarded(patch):
             return change()

@@ -1,7 +1,7 @@
-"""A model on vLLM: one `AsyncLLM`, whose core is a child process. Its life, from the start to its end.
+"""A model on vLLM, from its start to its end: one `AsyncLLM`, whose core is a child process.
 
-The plan says whether it can sleep, the pool says when. Chat models are here, too; pooling.py has embeddings and
-rerankers, transcription.py transcription.
+The plan says whether it can sleep, the pool when. Chat models are here; pooling.py has embeddings and rerankers,
+transcription.py transcription.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ AuxiliaryT = TypeVar("AuxiliaryT", bound=AuxiliaryModelSpec)
 WARM_UP = "one two three four five six seven eight nine ten " * 4
 # Of one picture, as a chat model sees it: 4,096 tokens of Qwen's.
 MOST_PICTURE_PIXELS = 2048 * 2048
-_SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
+_SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; a slower one hangs
 _LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """How a model sleeps: which GPUs it frees, and how many bytes of each. `turn` is entered while it wakes.
+    """How a model sleeps: which GPUs it frees, and how many bytes of each. `turn` is held while it wakes.
 
-    vLLM's level 1: weights move to RAM, the KV cache is dropped, the process stays. Level 2 is not used: models have
-    woken from it without their weights (vLLM issue 29341).
+    vLLM's level 1: weights move to RAM, the KV cache is dropped, the process stays. Level 2 is not used: models woke
+    from it without their weights (vLLM issue 29341).
     """
 
     gpus: tuple[int, ...]
@@ -69,7 +69,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Launch(Generic[SpecT]):
-    """What an engine needs to start: the model's entry, its folder, the thread of blocking starts, vLLM's arguments."""
+    """What an engine needs to start: the model's entry, its folder, the thread for blocking starts, and options."""
 
     spec: SpecT
     weights: Path
@@ -78,17 +78,17 @@ class Launch(Generic[SpecT]):
     metrics: CollectorRegistry | None = None
     """For vLLM's own metrics; None: it has none."""
     sleep: Sleep | None = None
-    """How it frees its GPUs for another model; None: by its end."""
+    """How it frees its GPUs for another model; None: by ending."""
     compiled: bool = True
     """False: it starts sooner and answers slower."""
     only_kept_code: bool = False
-    """With compiled code that was kept; the start fails if there is none."""
+    """Only load compiled code that was kept; the start fails if there is none."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Folders of LoRA adapters that answer beside it, by the names of their models."""
 
 
 class VllmEngine(Backend, Generic[SpecT]):
-    """One loaded model. Made in the block of `starting`; a restart makes a new one. A subclass sets `admission`."""
+    """One loaded model. Made within `starting`; a restart makes a new one. A subclass sets `admission`."""
 
     def __init__(self, engine: Any, launch: Launch[SpecT], watch: EngineWatch) -> None:
         self._engine, self._watch = engine, watch
@@ -129,9 +129,9 @@ class VllmEngine(Backend, Generic[SpecT]):
         """End the engine process; whatever still runs fails. Takes up to 5 s."""
         self._watch.end()
         self._close()
-        self._engine.output_handler.cancel()  # else vLLM logs that its process went, with a traceback
+        self._engine.output_handler.cancel()  # else vLLM logs the end of its process with a traceback
         self._fail_requests()
-        # Not on the starter's thread: another model may be starting there for minutes.
+        # Not on the starter's thread, where another model may be starting for minutes.
         await asyncio.to_thread(end_engine, self._engine, 5)
 
     def terminate(self) -> None:
@@ -144,7 +144,7 @@ class VllmEngine(Backend, Generic[SpecT]):
         """End helpers beside the engine."""
 
     def _on_exit(self) -> None:
-        # First: as requests end below, others would be dispatched to the dead engine.
+        # First: when requests end below, others would be dispatched to the dead engine.
         self.admission.close()
         try:
             self._fail_requests()
@@ -152,7 +152,7 @@ class VllmEngine(Backend, Generic[SpecT]):
             self.died.set()
 
     def _fail_requests(self) -> None:
-        """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
+        """End all that waits for the engine. vLLM's own monitor may find its client already shut down."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         with compat.guarded("death"):
@@ -161,7 +161,7 @@ class VllmEngine(Backend, Generic[SpecT]):
 
 
 class VllmAuxiliary(VllmEngine[AuxiliaryT]):
-    """One loaded model that is small beside chat models: its admission counts sequences, not the KV cache."""
+    """One loaded model that is small compared to chat models: its admission counts sequences, not the KV cache."""
 
     def __init__(self, engine: Any, launch: Launch[AuxiliaryT], watch: EngineWatch) -> None:
         super().__init__(engine, launch, watch)
@@ -177,7 +177,7 @@ class VllmAuxiliary(VllmEngine[AuxiliaryT]):
         )
 
     def give_way_to_chat(self) -> None:
-        """On a CPU, let chat models have the cores first."""
+        """On a CPU, lower the priority below that of chat models."""
         for pid in self.pids if processes.runs_on_cpu() else ():
             give_way(pid, NICE_ON_CPU)
 
@@ -186,14 +186,14 @@ class VllmAuxiliary(VllmEngine[AuxiliaryT]):
 async def starting(
     launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]
 ) -> AsyncIterator[tuple[Any, EngineWatch]]:
-    """Start an engine with vLLM's `arguments`, made on the starter's thread. What the block raises ends it again.
+    """Start an engine with vLLM's `arguments`, made on the starter's thread. An error in the block ends it.
 
-    Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
+    Raises `LoadError` if the model can never be loaded as configured; causes of other exceptions may pass.
     """
     patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=processes.runs_on_cpu())
     watch = EngineWatch(launch.spec.id, patience)
     async with contextlib.AsyncExitStack() as undo:
-        undo.callback(watch.kill)  # whoever stops waiting for a start ends it, too
+        undo.callback(watch.kill)  # who stops waiting for a start also ends it
         undo.callback(watch.end)
         engine = await launch.starter.run(partial(start_engine, launch, arguments, watch), watch.started)
         undo.push_async_callback(asyncio.to_thread, end_engine, engine, 0)
@@ -202,7 +202,7 @@ async def starting(
             for process in processes_of(engine):
                 watch.started(process)
         engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
-        # vLLM catches and logs whatever its own half raises, and refuses every request from then on.
+        # If its output handler fails, vLLM logs that and refuses every request from then on.
         engine.output_handler.add_done_callback(lambda _: None if watch.ended else watch.kill())
         watch.guard.watch(engine.is_sleeping)  # a question that costs nothing
         yield engine, watch
@@ -305,10 +305,9 @@ class VllmChat(VllmEngine[ChatModelSpec]):
 
 @dataclass(frozen=True, slots=True)
 class _Adapters:
-    """LoRA adapters of one engine: checked before it starts, loaded once it has, all kept in memory.
+    """LoRA adapters of one engine, by name: checked before it starts, loaded once it has, all kept in memory.
 
-    By the names of their models. One that cannot be used is refused alone, and `refused` says why: its base and the
-    others answer.
+    One that cannot be used is refused alone, and `refused` says why: its base and the others answer.
     """
 
     usable: Mapping[str, LoraAdapter]
@@ -359,7 +358,7 @@ class _Adapters:
 
 
 async def _kv_groups(engine: Any) -> tuple[KvGroup, ...]:
-    """Ask the core for the groups of its KV cache. Empty where this version of vLLM does not say."""
+    """Ask the core for the groups of its KV cache. Empty if this version of vLLM does not tell."""
     if not await asyncio.to_thread(compat.fits, "kv groups"):
         return ()
     groups = await engine.engine_core.call_utility_async("get_kv_cache_group_metadata")
@@ -369,10 +368,10 @@ async def _kv_groups(engine: Any) -> tuple[KvGroup, ...]:
 
 
 def _kv_group(group: Mapping[str, Any], guessed: int) -> KvGroup:
-    """Return what a sequence takes of a group. `guessed`: tokens of a step, each of which needs a state of its own."""
+    """Return what a sequence takes of a group. `guessed`: tokens per step, each with a state of its own."""
     size = group["block_size"]
     if group["kind"] == "mamba":
-        return KvGroup(size, most_blocks=2, more_blocks=guessed)  # its state, and the one that is computed next
+        return KvGroup(size, most_blocks=2, more_blocks=guessed)  # its state, and the next one
     is_window = group["kind"].startswith("sliding_window")
     return KvGroup(size, math.ceil(group["sliding_window"] / size) + 1 if is_window else None)
 
@@ -393,7 +392,7 @@ def _white_picture() -> str:
 def start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]], watch: EngineWatch) -> Any:
     """Block until the core is ready (4 s to minutes); return the `AsyncLLM`. Raises `LoadError` or `StartError`."""
     if watch.ended:
-        raise StartError("It was given up before its turn came.")
+        raise StartError("It was given up before its turn.")
     launch.report("importing vLLM", 0.1)
     compat.check(launch.spec.id)
     with processes.causes_told(launch.spec.id, may_be_the_code=launch.only_kept_code):
@@ -438,9 +437,9 @@ def _check_known(spec: ChatModelSpec, arguments: Any) -> None:
 
 
 def forget_folders() -> None:
-    """Empty what vLLM remembers of model folders by their names: one may have been replaced since.
+    """Empty vLLM's caches of model folders, which are by name: a folder may have been replaced.
 
-    One of its caches keeps a method of each tokenizer, and with that three copies of the tokenizer of every load.
+    One of them keeps a method of each tokenizer, and thereby three copies of the tokenizer of every load.
     """
     from vllm.renderers import hf
     from vllm.tokenizers import registry
@@ -462,7 +461,7 @@ def forget_folders() -> None:
 
 
 def forget_capability(platform: Any) -> None:
-    """Have vLLM read the capability of its first visible GPU again: another model may see another GPU."""
+    """Have vLLM read the capability of the first visible GPU again: models may see different GPUs."""
     for kind in type(platform).__mro__:
         method: Any = getattr(vars(kind).get("get_device_capability"), "__func__", None)
         if hasattr(method, "cache_clear"):
@@ -501,10 +500,10 @@ def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:
 
 
 def auxiliary_arguments(launch: Launch[AuxiliaryT], saved_in: str | None) -> dict[str, Any]:
-    """Return those of a model whose weights are `saved_in` this number format."""
+    """Return vLLM's arguments for a model whose weights are `saved_in` this number format."""
     arguments = common_arguments(launch)
     if launch.spec.engine.dtype == "auto" and processes.runs_on_cpu() and saved_in != "bfloat16":
-        arguments["dtype"] = "float32"  # vLLM would take float16, which few processors compute with
+        arguments["dtype"] = "float32"  # vLLM would take float16, with which few CPUs compute
     return arguments
 
 
@@ -519,9 +518,9 @@ def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
         "max_model_len": engine.context_length,
         "max_logprobs": 20,
         "tensor_parallel_size": engine.tensor_parallel_size,
-        # Whatever else a model could take (video, sound) is never sent, so no memory is kept for it.
+        # Video and sound, which some models take, are never sent: no memory is kept for them.
         "limit_mm_per_prompt": {"image": images, "video": 0, "audio": 0},
-        # Its two halves must see every picture in the same order, and admission here changes the order.
+        # Off: its two halves must get all pictures in the same order, and our admission changes the order.
         "mm_processor_cache_gb": 0,
         **(_fewer_pixels(launch.weights) if images else {}),
     }
@@ -540,8 +539,8 @@ def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
 def _fewer_pixels(folder: Path) -> dict[str, Any]:
     """Return arguments that shrink large pictures, for a family that would take them whole.
 
-    Qwen's models turn 16 megapixels into 16,384 tokens in one step: 2 GiB of a GPU's memory, which no plan counts.
-    One such picture would end the engine.
+    Qwen's models turn 16 megapixels into 16,384 tokens in one step: that takes 2 GiB of a GPU, which no plan counts,
+    and would end the engine.
     """
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():

@@ -1,8 +1,8 @@
 """Compiles every new JSON schema once outside the engine, in a process that can be killed, before the engine gets it.
 
-vLLM compiles schemas in its engine process, on few threads, and nothing stops it: a schema that takes minutes would
-delay the structured output of all requests. The processes import this file, so vLLM and xgrammar are imported in
-functions only.
+vLLM compiles schemas in its engine process, on few threads, and nothing can stop it: a schema that takes minutes would
+delay the structured output of all requests. The processes import this file, so vLLM and xgrammar are imported only in
+functions.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _PROCESS_NAME = "hearth-schemas"
 # Of one compilation, and of the start of a process.
 _COMPILE_SECONDS = 10.0
 _START_SECONDS = 120.0
-# What a compilation may need on top of the process itself. The largest schemas that compile in time take a tenth.
+# The memory of a compilation beside the process itself. The largest schemas that compile in time take a tenth.
 _MEMORY_BYTES = 2**30
 _IDLE_SECONDS = 300.0
-# Three keys with two slow schemas each take all of these. They are niced, so that they do not slow down engines.
+# Three keys with two slow schemas each take all of these. They have a low priority, not to slow down engines.
 _COMPILERS = 6
 _PER_OWNER = 2
 _MOST_WAITING = 128
 _WAIT_SECONDS = 30.0
-# From this duration on the turn is kept for as long again: the engine now compiles the same.
+# After a compilation this long, the turn is kept for the same time again: the engine now compiles the grammar too.
 _SLOW_SECONDS = 0.25
-# In the engine: one more than slow compilations at a time, so that quick ones find a thread.
+# In the engine: one thread more than slow compilations at a time, so that quick ones find a thread.
 ENGINE_THREADS = _COMPILERS + 1
 _VERDICTS_KEPT = 4096
-# "Too complex" may have been the fault of a busy machine.
+# "Too complex" is forgotten: the machine may have been busy.
 _TOO_COMPLEX_SECONDS = 600.0
 
 
@@ -74,7 +74,7 @@ class Grammars:
         await self._bind(request, tag, owner, "response_format")
 
     async def bind_outputs(self, request: Any, wanted: Mapping[str, Any], owner: str) -> None:
-        """Do the same with one constraint of vLLM's own field: a `json`, `json_object`, `choice` or `regex`."""
+        """Do the same with one constraint of vLLM's own field: `json`, `json_object`, `choice` or `regex`."""
         field = "structured_outputs"
         ((kind, value),) = wanted.items()
         if kind == "regex":
@@ -91,7 +91,7 @@ class Grammars:
         await self._bind(request, _tag_of(kind, value, field), owner, field)
 
     async def bind_tools(self, request: Any, owner: str) -> None:
-        """Do the same with what vLLM's parsers have derived from the tools. After rendering."""
+        """Do the same with the constraint that vLLM's parsers have made of the tools. Call after rendering."""
         for tool in request.tools or ():
             if tool.function.strict:
                 _check_strict(tool.function.parameters, "tools")
@@ -105,16 +105,16 @@ class Grammars:
         from vllm.v1.structured_output.request import get_structured_output_key
 
         kind, grammar = get_structured_output_key(parameters)
-        if kind.name == "JSON":  # of a parser that builds no tag: its whitespace is bounded like that of others
+        if kind.name == "JSON":  # of a parser that makes no tag: its whitespace is bounded too
             await self._bind(request, _tag_of("json", json.loads(grammar), field), owner, field)
             return
         await self._check(kind.name, grammar, owner, field)
         _choose_backend(parameters)
 
     async def _check(self, kind: str, grammar: str, owner: str, field: str) -> None:
-        """Return when the engine may compile `grammar`; `kind` is the name of vLLM's option. At once for known ones.
+        """Return when the engine may compile `grammar`, at once for known ones. `kind` is the name of vLLM's option.
 
-        Raises `GrammarTooComplexError`, `RequestError` for what is no schema, `OverloadedError` when too many wait,
+        Raises `GrammarTooComplexError`, `RequestError` for an invalid schema, `OverloadedError` if too many wait,
         `UnavailableError`. Cancelling gives up the place in the queue.
         """
         digest = hashlib.sha256(f"{kind} {grammar}".encode()).digest()
@@ -144,9 +144,9 @@ class Grammars:
         request.response_format = None
 
     async def _compiled(self, kind: str, grammar: str, owner: str, digest: bytes) -> Verdict:
-        """Compile it in the owner's turn, or wait for a request that is compiling the same.
+        """Compile a grammar in the owner's turn, or wait for another request's compilation of it.
 
-        A compilation that runs goes on when this is cancelled: sending a request again must not buy a second attempt.
+        Cancelling does not stop a running compilation: a repeated request must not start a second one.
         """
         if digest not in self._running:
             await self._turns.enter(owner)
@@ -175,7 +175,7 @@ class Grammars:
     def _remembered(self, digest: bytes) -> Verdict | None:
         verdict = self._verdicts.pop(digest, None)
         if verdict is not None:
-            self._verdicts[digest] = verdict  # the last used is the last to go
+            self._verdicts[digest] = verdict  # the last used is dropped last
         return verdict
 
     def _remember(self, digest: bytes, verdict: Verdict) -> None:
@@ -187,7 +187,7 @@ class Grammars:
 
 
 def invalid_schema(field: str) -> RequestError:
-    """Return the error for a `field` that has no JSON schema, or one that no grammar can be made of."""
+    """Return the error for a `field` whose JSON schema is invalid or makes no grammar."""
     return RequestError(
         f"`{field}` has {_held(field)} that cannot be followed: it is not valid, or uses what is not supported.",
         param=field,
@@ -199,7 +199,7 @@ def _held(field: str) -> str:
 
 
 def _choose_backend(parameters: Any) -> None:
-    """Set what vLLM would choose by a check on the event loop: ours has run. See `build_serving`."""
+    """Set the backend that vLLM would choose by a check on the event loop: ours has run. See `build_serving`."""
     if compat.fits("grammar check"):
         parameters._backend = "xgrammar"  # noqa: SLF001
 
@@ -232,19 +232,19 @@ def _parsed(tag: str) -> Verdict:
     return "fine"
 
 
-# A weak model pads with spaces and newlines until `max_tokens` where the grammar lets it: one at a time is enough.
+# Weak models pad with spaces and newlines until `max_tokens` if the grammar lets them: one at a time is enough.
 _MOST_WHITESPACE = 1
 
 _LIGHT_BYTES = 16 * 2**10
 _LIGHT_NODES = 24
 _LIGHT_ENUM = 64
-# Keywords that make no grammar, and those that make one no larger than what is written down.
+# Keywords that make no grammar, and those whose grammar is no larger than their text.
 _LIGHT = {"title", "description", "default", "examples", "$schema", "$id", "deprecated", "readOnly", "strict"}
 _LIGHT |= {"type", "required", "const", "enum", "items", "additionalProperties", "anyOf", "oneOf", "properties"}
 
 
 def format_tag(form: Any) -> str | None:
-    """Return the structural tag of a `response_format` (vLLM's object), None where it asks for text."""
+    """Return the structural tag of a `response_format` (vLLM's object), None if it is for text."""
     if form is None or form.type not in {"json_object", "json_schema"}:
         return None
     if form.type == "json_schema":
@@ -266,13 +266,13 @@ def _tag_of(kind: str, value: Any, field: str) -> str:
 
 
 def without_padding(tag: str, field: str) -> str:
-    """Bound the whitespace of all JSON in a structural tag, also of one that a tool parser has built.
+    """Bound the whitespace of all JSON in a structural tag, also of a tool parser's.
 
-    Of the XML-like styles only Qwen's: of the others, whitespace is part of what the models were trained on.
+    Of the XML-like styles only Qwen's is bounded: in the others models have learned the whitespace.
     """
     whole = json.loads(tag)
     for node in _formats(whole, "tag"):
-        # Of gpt-oss: the mark could also be written in letters, which would be part of the arguments
+        # Of gpt-oss: the mark could also be spelled in letters, which would become part of the arguments
         end, content = node.get("end"), node["content"].get("type")
         if content == "json_schema" and isinstance(end, list) and "" in end:
             node["end"] = [""]
@@ -286,11 +286,11 @@ def without_padding(tag: str, field: str) -> str:
 
 
 def is_light(tag: str) -> bool:
-    """Whether a structural tag is certain to compile at once: few schemas, with grammars no larger than their text."""
+    """Whether a structural tag is sure to compile at once: few schemas, with grammars no larger than their text."""
     if len(tag) > _LIGHT_BYTES:
         return False
     schemas = [node["json_schema"] for node in _formats(json.loads(tag), "json_schema")]
-    for schema in schemas:  # which grows meanwhile
+    for schema in schemas:  # the list grows meanwhile
         if len(schemas) > _LIGHT_NODES or not _is_plain(schema):
             return False
         schemas += parts(schema) if isinstance(schema, dict) else []
@@ -298,7 +298,7 @@ def is_light(tag: str) -> bool:
 
 
 def _formats(node: Any, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the nodes of one type in a structural tag. JSON schemas are not searched: their content is the client's."""
+    """Yield the nodes of one type in a structural tag, but none within JSON schemas, which are the client's."""
     own = node.get("type") if isinstance(node, dict) else None
     if own == kind:
         yield node
@@ -310,25 +310,25 @@ def _formats(node: Any, kind: str) -> Iterator[dict[str, Any]]:
 def _is_plain(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
-    # Any other name means a grammar that excludes all the named ones: 1.6 s for 38 of them.
+    # If any other name is allowed, the grammar excludes all named ones: 1.6 s for 38 of them.
     open_ended = schema.get("additionalProperties", False) is not False and "properties" in schema
     return schema.keys() <= _LIGHT and not open_ended and len(schema.get("enum", ())) <= _LIGHT_ENUM
 
 
 class _Compilers:
-    """As many processes as there are compilations at the same time. The caller bounds these."""
+    """One process per compilation at a time. The caller bounds their number."""
 
     def __init__(self, config: Any, starter: StarterThread) -> None:
         self._config, self._starter = config, starter
         self._all: set[_Compiler] = set()
-        self._idle: dict[_Compiler, asyncio.TimerHandle] = {}  # and what will end it
+        self._idle: dict[_Compiler, asyncio.TimerHandle] = {}  # with the timer that ends it
         self._closed = False
 
     async def compile(self, kind: str, grammar: str) -> tuple[Verdict, float]:
         """Return the verdict, and the seconds it took. Raises `EngineDiedError` once closed, and `UnavailableError`."""
         loop = asyncio.get_running_loop()
         left = _COMPILE_SECONDS
-        for _ in range(2):  # a process that dies is not the grammar's fault the first time
+        for _ in range(2):  # the first death of a process may not be the grammar's fault
             compiler = await self._take()
             began = loop.time()
             try:
@@ -390,14 +390,14 @@ class _Compilers:
 
 
 class _Compiler:
-    """One process and our end of the socket to it: for each grammar a line there, JSON, and one back, the verdict."""
+    """One process and our end of the socket to it: a line of JSON for each grammar, and a line back, the verdict."""
 
     _process: Any = None
     reader: Any = None
     _writer: Any = None
 
     async def start(self, config: Any, starter: StarterThread) -> None:
-        """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
+        """Return when it waits for a grammar. Raises OSError or EOFError if it ends before that."""
         ours, child_end = socket.socketpair()
         with child_end:
             self.reader, self._writer = await asyncio.open_unix_connection(sock=ours)
@@ -408,7 +408,7 @@ class _Compiler:
         await self._answer()
 
     async def ask(self, kind: str, grammar: str) -> Verdict:
-        """Send a grammar, return the verdict. Raises OSError or EOFError when the process ends instead."""
+        """Send a grammar, return the verdict. Raises OSError or EOFError if the process ends instead."""
         self._writer.write(json.dumps([kind, grammar]).encode() + b"\n")
         await self._writer.drain()
         return cast("Verdict", await self._answer())
@@ -427,7 +427,7 @@ class _Compiler:
 
 
 def _serve(end: socket.socket, config: Any) -> None:
-    """In the process: answer each line, JSON of [kind, grammar], by a line, until killed. `config`: the engine's."""
+    """In the process: answer each line, JSON of [kind, grammar], with a line, until killed. `config`: the engine's."""
     from vllm.tokenizers import cached_tokenizer_from_config
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
@@ -456,7 +456,7 @@ def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
 
 
 def _confine() -> None:
-    """Bound the memory of this process, and have the kernel choose it first when the machine runs out."""
+    """Bound the memory of this process, and have the kernel kill it first if the machine runs out."""
     os.nice(10)
     Path("/proc/self/comm").write_text(_PROCESS_NAME, encoding="ascii")
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -464,16 +464,16 @@ def _confine() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     offer_to_oom_killer(FIRST_VICTIM)
-    # A compiler that runs out of memory writes about it, and about keywords that it does not know.
+    # A compiler writes there when it runs out of memory, and about keywords that it does not know.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
 
 
 class FairTurns:
-    """`total` turns, at most `per_owner` for one owner, which must be fewer for no owner to block the others.
+    """`total` turns, of which an owner has at most `per_owner`, which is fewer, so that none blocks the others.
 
-    By default any number of requests may wait, for as long as it takes.
+    By default any number of requests may wait, for any time.
     """
 
     def __init__(
@@ -483,12 +483,12 @@ class FairTurns:
         self._per_owner = per_owner
         self._most = per_owner + most_waiting
         self._wait_seconds = wait_seconds
-        # An owner waits for its own turns first, so it has no more than those in the queue for all.
+        # An owner waits for its own turns first, so it has no more than these in the queue for all.
         self._own: dict[str, asyncio.Semaphore] = {}
         self._requests: Counter[str] = Counter()
 
     async def enter(self, owner: str) -> None:
-        """Wait for a turn; `leave` gives it back. Raises `OverloadedError` when too many wait, or for too long."""
+        """Wait for a turn; `leave` gives it back. Raises `OverloadedError` if too many wait, or after too long."""
         if self._requests[owner] >= self._most:
             raise _overloaded()
         self._requests[owner] += 1

@@ -35,7 +35,7 @@ _OUR_FIELDS = (
     *("temperature", "top_p", "logprobs", "top_logprobs", "logit_bias", "max_tokens", "messages", "tools"),
     *("tool_choice", "reasoning_effort", "response_format", "seed", "stop", "n"),
 )
-# vLLM's parameter -> the field that the client knows. Anything else is not named: it may not be a field of ours.
+# vLLM's parameter -> the client's field. Others are not named: they may not be fields of ours.
 _FIELDS = {name: name for name in _OUR_FIELDS} | {
     "chat_template": "messages",
     "tool_calls": "messages",
@@ -46,10 +46,10 @@ _FIELDS = {name: name for name in _OUR_FIELDS} | {
 
 @dataclass(frozen=True, slots=True)
 class TranslatedErrors:
-    """`with`: turns vLLM's exceptions into `EngineError`s. What is not vLLM's own passes through: it is our bug.
+    """`with`: turns vLLM's exceptions into `EngineError`s. Others pass through: they are our bugs.
 
-    Their texts may hold parts of a prompt or paths: none is passed on. `grammar_field` is the field that holds the
-    request's JSON schemas: vLLM does not say what it refuses there.
+    Their texts may hold parts of a prompt or paths, and are not passed on. `grammar_field` is the field with the
+    request's JSON schemas: vLLM does not say which one it refuses.
     """
 
     context_length: int
@@ -64,7 +64,7 @@ class TranslatedErrors:
             raise ours
 
     def translated(self, error: Exception) -> Exception:
-        """Return our error, or `error` itself where it is not vLLM's."""
+        """Return our error, or `error` itself if it is not vLLM's."""
         ours: EngineError
         match error:
             case EngineDeadError():
@@ -110,7 +110,7 @@ class Collector:
     """Called after the last output."""
 
     def put(self, output: Any) -> None:
-        """Take an output, or what ended the request. Raises nothing: vLLM's loop serves others, too."""
+        """Take an output, or the error that ended the request. Raises nothing: vLLM's loop serves others too."""
         if isinstance(output, Exception):
             error = self.translate(output)
             self.stream.finish(error if isinstance(error, EngineError) else _given_up())
@@ -206,9 +206,9 @@ def request_states(steps_behind: Callable[[], int]) -> States:
 
 
 class ChatOutputs:
-    """Turns vLLM's outputs of a chat request (vLLM's) into steps. `parsers`: of each choice; None: it is all text.
+    """Turns vLLM's outputs of a chat request (vLLM's) into steps. `parsers`: one per choice; None: all is text.
 
-    `grammar_field` is what holds the grammar, for errors; None: there is none, or it is made of the tools.
+    `grammar_field`, for errors, is the field with the grammar; None: there is none, or the tools make it.
     """
 
     def __init__(
@@ -264,9 +264,9 @@ class ChatOutputs:
         if self._count_reasoning:
             choice.token_ids += piece.token_ids
             if delta.reasoning:
-                choice.reasoning_tokens = choice.completion_tokens  # while it reasons, those are all so far
+                choice.reasoning_tokens = choice.completion_tokens  # while it reasons, all tokens so far
             if choice.finished and choice.reasoning_tokens:
-                # Parsers of models whose prompts begin the reasoning find none: then it is what came before the answer.
+                # If the prompt begins the reasoning, the parser finds none: then it is all before the answer.
                 counted = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
                 choice.reasoning_tokens = counted or choice.reasoning_tokens
 
@@ -298,7 +298,7 @@ class TextOutputs:
         self._cached[position] = output.num_cached_tokens or 0
         first, top_logprobs = position * self._request.n, self._request.top_logprobs
         deltas = tuple(_delta(self._chat, piece, first + piece.index, top_logprobs) for piece in output.outputs)
-        if self._request.max_tokens == 0:  # vLLM makes one all the same
+        if self._request.max_tokens == 0:  # vLLM makes one anyway
             for delta in deltas:
                 delta.content, delta.logprobs, delta.finish_reason, delta.stop_text = "", None, "length", None
         else:
@@ -349,7 +349,7 @@ def _delta(chat: Any, piece: Any, index: int, top_logprobs: int | None) -> ChatD
 
 
 def _prompt_token(token: int, found: Any, tokenizer: Any, most: int) -> PromptToken:
-    """`found` is vLLM's: the likeliest tokens in its place and itself, by their ids; None for the first token."""
+    """`found` is vLLM's: the likeliest tokens at its place and itself, by id; None for the first token."""
     if found is None:
         return PromptToken(token, tokenizer.decode([token]))
     entries = sorted(found.items(), key=lambda entry: entry[1].rank or 0)
@@ -377,7 +377,7 @@ def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
 def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
     """Return vLLM's logger of its own metrics, which writes into `registry` and ends with it.
 
-    By itself vLLM registers them for the whole process, and drops those of other engines when it does.
+    vLLM itself registers them for the whole process, and thereby drops those of other engines.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
     from vllm.v1.metrics.perf import PerfMetricsProm
@@ -386,7 +386,7 @@ def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
     def ours(theirs: type[Any], **names: Any) -> type[Any]:
         return type(theirs.__name__, (theirs,), names)
 
-    # Static: Python 3.14 binds a `partial` to the object, like a method
+    # Static: Python 3.14 binds a `partial` to the object like a method
     counter, gauge, histogram = (staticmethod(partial(each, registry=registry)) for each in (Counter, Gauge, Histogram))
     logger = ours(
         PrometheusStatLogger,
@@ -402,7 +402,7 @@ def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
 
 
 def _record_latencies_at_once(record: Callable[..., None]) -> Callable[..., None]:
-    """Sort the times between tokens into their buckets step by step: token by token was a tenth of all API time."""
+    """Sort the times between tokens into buckets once per step: token by token took a tenth of all API time."""
 
     def recorded(
         logger: Any, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0

@@ -1,7 +1,7 @@
-"""Runs in every process of an engine: ties it to the server, and mends vLLM and torch there.
+"""Runs in every process of an engine: ties it to the server, and corrects faults of vLLM and torch there.
 
-vLLM calls `register` through the entry point `vllm.general_plugins`. Each patch is optional (compat.py) and says which
-fault it mends, in any model. There is no `from __future__ import annotations`: vLLM reads the types of the norms.
+vLLM calls `register` through the entry point `vllm.general_plugins`. Each patch is optional (compat.py); its docstring
+says which fault it corrects, in any model. No `from __future__ import annotations`: vLLM reads the types of the norms.
 """
 
 import gc
@@ -25,11 +25,11 @@ from engine.backends.vllm.compat import apply
 from engine.backends.vllm.grammars import ENGINE_THREADS
 from engine.backends.vllm.processes import end_phases, runs_on_cpu, tell_phase, tie_to_parent
 
-# Python's own are 700, 10, 10, which a step of 128 requests passes several times: a twentieth of an engine's time.
+# Python's own are 700, 10, 10, which a step of 128 requests reaches several times: a twentieth of an engine's time.
 _GC_THRESHOLDS = (20_000, 20, 20)
 _PROVIDER = "hearth_cpu"
 _NORM_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_NORM_WIDTH = 32  # the most numbers a kernel takes at once; rows must be whole multiples of what it takes
+_NORM_WIDTH = 32  # the most numbers that a kernel takes at once; rows must be multiples of what it takes
 _BACKGROUND_PROMPT_TOKENS = 256  # of a step beside interactive ones; a GPU computes them while it reads weights
 # vLLM's engine argument `ir_op_priority`. Where a kernel does not fit, vLLM's is used.
 _NORMS = {"rms_norm": [_PROVIDER], "fused_add_rms_norm": [_PROVIDER]}
@@ -50,11 +50,11 @@ def register() -> None:
 
 
 def register_kernels() -> dict[str, list[str]]:
-    """Have norms use kernels of vLLM's wheel that vLLM (0.32) leaves out on a CPU, where models run uncompiled.
+    """Have norms use kernels of vLLM's wheel that vLLM (0.32) does not use on a CPU, where models run uncompiled.
 
     Gain: 28 % more requests/s at 32 streams of the demo model; at most 1.6 % of a layer of 1.7 B parameters. One call
-    for seven of torch; the last digits differ. Needed in each process that reads vLLM's configuration. Safe to call
-    twice. Returns vLLM's engine argument `ir_op_priority`.
+    replaces seven of torch; the last digits differ. Needed in each process that reads vLLM's configuration. Safe to
+    call twice. Returns vLLM's engine argument `ir_op_priority`.
     """
     from vllm import ir
     from vllm.platforms import current_platform
@@ -71,7 +71,7 @@ def register_kernels() -> dict[str, list[str]]:
 
 
 def hide_flashinfer() -> None:
-    """Where nvcc is missing, have vLLM take other kernels: FlashInfer can be imported, and ends the engine later."""
+    """Without nvcc, have vLLM take other kernels: FlashInfer can be imported, and ends the engine later."""
     from vllm.utils.flashinfer import has_flashinfer
 
     if not has_flashinfer():
@@ -109,7 +109,7 @@ def patches() -> dict[str, Callable[[], None]]:
 
 
 def _wrap_all(wrappers: dict[str, Callable[..., Any]]) -> None:
-    """Have each called in the place of a method or function, which it gets as its first argument."""
+    """Replace methods and functions by wrappers, which get the original as first argument."""
     for dotted, wrapper in wrappers.items():
         _wrap(dotted, wrapper)
 
@@ -136,21 +136,21 @@ def _dump_nothing(*_: Any) -> None:
 
 
 def _add_grammar_threads(construct: Callable[..., None], manager: Any, *arguments: Any, **named: Any) -> None:
-    """Have enough threads for grammars: vLLM takes half the cores, and slow grammars could occupy all of them."""
+    """Have enough threads for grammars: vLLM has half as many as cores, and slow grammars could take all of them."""
     construct(manager, *arguments, **named)
     if hasattr(manager, "executor"):
-        manager.executor.shutdown()  # idle still
+        manager.executor.shutdown()  # still idle
         manager.executor = ThreadPoolExecutor(ENGINE_THREADS)
 
 
 def _read_weights(construct: Callable[..., None], *arguments: Any, **named: Any) -> None:
-    """For minutes, while a large model was read, compiled and tried out, a start did not say what it did."""
+    """A start did not say what it did for minutes, while a large model was read, compiled and tried out."""
     tell_phase("reading the weights", 0.55)
     construct(*arguments, **named)
 
 
 def _make_cache(initialize: Callable[..., Any], core: Any, config: Any) -> Any:
-    # On a GPU a model is compiled here, since it is tried out to be measured; on a CPU while it warms up.
+    # On a GPU a model is compiled here, by the trial that measures it; on a CPU in the warm-up.
     compiles = not config.model_config.enforce_eager and not runs_on_cpu()
     tell_phase("compiling it, and measuring its memory" if compiles else "measuring the memory that it needs", 0.7)
     return initialize(core, config)
@@ -175,7 +175,7 @@ def _note_who_got_no_blocks(allocate: Callable[..., Any], manager: Any, request:
 
 
 def _is_put_off(manager: Any, *, new_computed_blocks: Any = None, **_: Any) -> bool:
-    """Whether it needs no blocks now: another request computes its prefix in this step (layers with states)."""
+    """Whether it does not need blocks now: another request computes its prefix in this step (layers with states)."""
     managers = manager.coordinator.single_type_managers
     return any(
         blocks and blocks[-1].block_hash in getattr(one, "cached_blocks_this_step", ())
@@ -186,8 +186,8 @@ def _is_put_off(manager: Any, *, new_computed_blocks: Any = None, **_: Any) -> b
 def _schedule_with_blocks_for_newcomers(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
     """A newcomer waited seconds for one block of a full KV cache, until an answer of somebody with hundreds grew.
 
-    vLLM (0.32) preempts nothing for a waiting request. Where the first of them got no blocks in the last step, the
-    sequence that vLLM would preempt goes, if its owner had more than twice as many: one a step.
+    vLLM (0.32) preempts nothing for a waiting request. If the first of them got no blocks in the last step, the
+    sequence that vLLM would preempt is preempted, if its owner has more than twice as many: one per step.
     """
     manager = scheduler.kv_cache_manager
     waiting, manager.got_no_blocks = getattr(manager, "got_no_blocks", None), None
@@ -209,10 +209,10 @@ def _preempt(scheduler: Any, running: list[Any], request: Any) -> None:
 
 
 def _schedule_beside_prompts(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
-    """A short question waited for seconds, until a long prompt that came before it was read to its end.
+    """A short question waited for seconds, until an earlier long prompt was read to its end.
 
     vLLM (0.32) gives a step to its requests in the order in which they began. Here answers have their tokens first.
-    Prompts have the rest, in equal shares while somebody waits who is not behind all of them, who gets one, too.
+    Prompts share the rest equally, while a request waits that does not come after all of them; it gets a share too.
     """
     reading = [request for request in scheduler.running if request.is_prefill_chunk]
     if not reading:
@@ -237,12 +237,12 @@ def _prompts_in_parts(limits: Any, tokens: int) -> Iterator[None]:
 
 
 def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
-    """A question beside a batch of 256 lines had their long steps until the last of them had ended.
+    """A question beside a batch of 256 lines had their long steps until the last line had ended.
 
-    vLLM (0.32) makes a token for every running sequence in every step. Here, while there are interactive requests and
-    for some time after, most background sequences have none. They keep their blocks while nobody else needs them. Their
-    prompts are read one at a time, in small parts, and while nobody else's is. One with a picture is read to its end:
-    others wait for its place in the cache of encoded pictures.
+    vLLM (0.32) makes a token for every running sequence in every step. Here most background sequences get none while
+    there are interactive requests, and for some time after. They keep their blocks while nobody else needs them. Their
+    prompts are read one at a time, in small parts, and only while no other prompt is read. One with a picture is read
+    to its end: others wait for its place in the cache of encoded pictures.
     """
     running, waiting, most = scheduler.running, scheduler.waiting, scheduler.max_num_running_reqs
     if _is_quiet(scheduler):
@@ -250,7 +250,7 @@ def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest
     kept = [request for request in running if request.priority < BACKGROUND_PRIORITY]
     queued = [request for request in waiting if request.priority >= BACKGROUND_PRIORITY]
     others = len(waiting) - len(queued)
-    if len(running) + others > most:  # paused ones keep their places: as vLLM does it, until some have ended
+    if len(running) + others > most:  # paused ones keep their places: leave it to vLLM until some have ended
         return schedule(scheduler, *rest, **named)
     reads = others > 0 or any(request.is_prefill_chunk for request in kept)
     step = nullcontext() if reads else _small_parts(scheduler)
@@ -277,12 +277,12 @@ def _schedule_without_paused(schedule: Callable[..., Any], scheduler: Any, *rest
 
 @contextmanager
 def _small_parts(scheduler: Any) -> Iterator[None]:
-    """Read little of a prompt in a step, where vLLM is set to read prompts in parts."""
+    """Read a small part of a prompt in a step, if vLLM is set to read prompts in parts."""
     limits, most = scheduler.scheduler_config, scheduler.max_num_scheduled_tokens
     if not limits.enable_chunked_prefill:
         yield
         return
-    if len(scheduler.running) + len(scheduler.waiting) == 1:  # vLLM has no threshold for one that is alone
+    if len(scheduler.running) + len(scheduler.waiting) == 1:  # vLLM has no threshold for a lone request
         scheduler.max_num_scheduled_tokens = min(most, _BACKGROUND_PROMPT_TOKENS)
     with _prompts_in_parts(limits, min(limits.long_prefill_token_threshold or most, _BACKGROUND_PROMPT_TOKENS)):
         yield
@@ -290,7 +290,7 @@ def _small_parts(scheduler: Any) -> Iterator[None]:
 
 
 def _is_quiet(scheduler: Any) -> bool:
-    """Whether there is no interactive request, and has been none for some time. Notes on the scheduler until when."""
+    """Whether there is no interactive request, and was none lately. Stores on the scheduler until when to wait."""
     waiting, now = scheduler.waiting, time.monotonic()
     first = waiting.peek_request().priority if waiting else BATCH_PRIORITY
     if first < BATCH_PRIORITY or any(request.priority < BATCH_PRIORITY for request in scheduler.running):
@@ -300,14 +300,14 @@ def _is_quiet(scheduler: Any) -> bool:
 
 @dataclass(slots=True)
 class _Paused:
-    """The requests that a step goes without, by where they were."""
+    """The requests that a step leaves out, by where they were."""
 
     scheduler: Any
     running: list[Any] = field(default_factory=list)
     waiting: list[Any] = field(default_factory=list)
 
     def preempt(self) -> None:
-        """Preempt one of those that ran, the one that vLLM would take. This step goes without it all the same."""
+        """Preempt one of those that ran, the one that vLLM would. This step leaves it out in any case."""
         last = _next_victim(self.running)
         _preempt(self.scheduler, self.running, last)
         self.scheduler.waiting.remove_requests([last])
@@ -315,7 +315,7 @@ class _Paused:
 
 
 def _allocate_from_paused(allocate: Callable[..., Any], manager: Any, *rest: Any, **named: Any) -> Any:
-    """Where there are too few blocks, take those of paused sequences, which vLLM does not see."""
+    """If there are too few blocks, take those of paused sequences, which vLLM does not see."""
     while (blocks := allocate(manager, *rest, **named)) is None:
         paused = getattr(manager, "paused", None)
         if paused is None or not paused.running or _is_put_off(manager, **named):
@@ -325,10 +325,10 @@ def _allocate_from_paused(allocate: Callable[..., Any], manager: Any, *rest: Any
 
 
 def _sample_discarded_tokens_unseeded(sample: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-    """A request with a `seed` ended the engine where its prompt takes several steps.
+    """A request with a `seed` ended the engine if its prompt took several steps.
 
-    vLLM (0.32) samples a token in each of these steps, discards it, and sets the request's generator back, which a
-    generator on a CPU cannot do. Discarded tokens are sampled without it instead.
+    vLLM (0.32) samples a token in each of these steps, discards it, and sets the request's generator back, which is
+    not possible on a CPU. Here discarded tokens are sampled without that generator.
     """
     batch = runner.input_batch
     discarded = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]
@@ -342,11 +342,11 @@ def _sample_discarded_tokens_unseeded(sample: Callable[..., Any], runner: Any, *
 def _commit_kv_cache_at_start(initialize: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The KV cache took its memory page by page, in its first busy hours.
 
-    Linux gives out zeroed memory at the first write, so memory that a plan has promised to others would run out under
-    load and not at the start. All of the cache is written to once, 0.3 s a GiB.
+    Linux allocates zeroed memory at the first write, so memory that the plan gave to others would run out under load
+    and not at the start. Here all of the cache is written to once, 0.3 s per GiB.
     """
     caches = initialize(*arguments, **named)
-    # Layers share buffers, and some have the whole of one.
+    # Layers share buffers; some refer to a whole one.
     buffers = {cache.untyped_storage().data_ptr(): cache for cache in caches.values()}
     for cache in buffers.values():
         whole = cache.new_empty(0, dtype=torch.uint8)
@@ -357,9 +357,9 @@ def _commit_kv_cache_at_start(initialize: Callable[..., Any], *arguments: Any, *
 def _compile_only_models(construct: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Torch's compiler took 10 s at the first use of single functions, while all requests waited.
 
-    It is off for that (processes.py); this has it on while a whole model is compiled.
+    So it is off (processes.py); this turns it on while a whole model is compiled.
     """
-    # torch reads it when a function is handed to its compiler
+    # torch reads it when a function is given to its compiler
     before = os.environ.pop("TORCHDYNAMO_DISABLE", None)
     try:
         construct(*arguments, **named)
@@ -381,7 +381,7 @@ def _load_compiled_model(load: Callable[..., Any], *arguments: Any, **named: Any
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
-    rows = x.contiguous()  # heads cut out of one projection lie apart, and the kernel does not check
+    rows = x.contiguous()  # heads that are cut out of one projection are not contiguous, and the kernel does not check
     output = torch.empty_like(rows)
     torch.ops._C.rms_norm(output, rows, weight, epsilon)  # noqa: SLF001
     return output

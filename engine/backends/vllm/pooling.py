@@ -1,7 +1,7 @@
 """A model on vLLM that reads texts and answers with numbers: vectors of embeddings, scores of a reranker.
 
-The inputs of a request are tokenised in one piece, then each waits for its turn: a few at a time, so that a list of
-thousands never blocks the queue. `AsyncLLM.encode` is vLLM's public way; its server's costs per request are left out.
+The inputs of a request are tokenised together, then each waits for its turn: a few at a time, so that a list of
+thousands never blocks the queue. `AsyncLLM.encode` is public, and avoids the costs of vLLM's server per request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MOST_TOKENS = 300_000  # of one request, as in the convention
 _AT_ONCE = 64  # inputs of one request
 _INTERACTIVE_INPUTS = 8  # the first ones of a request; the others wait behind those of other requests
-# The most that a token has in ordinary text: a text with more than fits is not even tokenised.
+# The most characters that a token has in ordinary text: a text with more than fit is not even tokenised.
 _CHARACTERS = 64
 _READ_CHARACTERS = 2**18  # that are tokenised in one go
 
@@ -61,7 +61,7 @@ class Inputs:
         self._tokenizer, self._longest, self._check_ids = tokenizer, longest, check_ids
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         alone = tokenizer.encode("a", add_special_tokens=False)
-        marked = tokenizer.encode("a")  # this call also clears a length limit from the tokenizer's file
+        marked = tokenizer.encode("a")  # this also removes a length limit in the tokenizer's file
         at = next(at for at in range(len(marked)) if marked[at : at + len(alone)] == alone)
         self._ending = marked[at + len(alone) :]
         self._around: tuple[str, str, str] | None = None
@@ -76,9 +76,9 @@ class Inputs:
             self._ending = tokenizer.encode(after, add_special_tokens=False) + self._ending
 
     def of_texts(self, given: Sequence[str | Sequence[int]], prefix: str, *, truncate: bool) -> list[Input]:
-        """Return the inputs of texts, with `prefix` before each, and of token ids, which are taken as they are.
+        """Return the inputs of texts, with `prefix` before each, and of token ids, which are used unchanged.
 
-        Raises `RequestError`, naming the input, for one that is too long, if it is not to be cut.
+        Raises `RequestError`, naming the input, for one that is too long, unless it is to be cut.
         """
         fields = ["input"] if len(given) == 1 else [f"input[{at}]" for at in range(len(given))]
         texts = []
@@ -93,7 +93,7 @@ class Inputs:
         return _not_too_many(map(Input, fitting), "input")
 
     def of_pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[Input]:
-        """Return the inputs of a query with each document; of one that is too long the document may be cut."""
+        """Return the inputs of a query with each document; a document that is too long may be cut."""
         most = self._longest_query
         if len(query) > most * _CHARACTERS or len(self._tokenizer.encode(query)) > most:
             raise ContextLengthError(
@@ -111,7 +111,7 @@ class Inputs:
         return Input(self._fitting(ids, field, truncate=truncate), second)
 
     def _read(self, *columns: Sequence[str]) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield token ids, and types, of texts or pairs; as a tokenizer has them they take a hundred bytes a token."""
+        """Yield token ids, and types, of texts or pairs; a tokenizer's own objects take a hundred bytes a token."""
         begin = characters = 0
         for end, row in enumerate(zip(*columns, strict=True), 1):
             characters += sum(map(len, row))
@@ -259,7 +259,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
                 stream.dispatched()
                 with errors:
                     made = await self._encoded(f"pool-{request.request_id}-{index}", one, ticket.priority)
-                # A step brings up to 64 at once. One in each round of the event loop, so that chats go on between them.
+                # A step brings up to 64 at once: one per round of the event loop, so that chats go on between them.
                 async with self._turn:
                     await asyncio.sleep(0)
                 ticket.answer_tokens = 1  # its duration counts for the estimate of others
@@ -270,7 +270,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
         from vllm.inputs.engine import tokens_input
         from vllm.pooling_params import PoolingParams
 
-        # A score is asked for as it is before a sigmoid, which makes all that are large enough equal.
+        # The score before the sigmoid, which makes all large ones equal.
         scored = PoolingParams(task="classify", use_activation=False)
         parameters = scored if self._layout is None else PoolingParams(task="embed")
         if given.second is not None:
@@ -288,7 +288,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
 
 
 def _not_too_many(inputs: Iterable[Input], param: str) -> list[Input]:
-    """Return them all. Raises `RequestError` as soon as they are more tokens than a request may have."""
+    """Return the inputs. Raises `RequestError` as soon as they have more tokens than a request may have."""
     made, tokens = [], 0
     for one in inputs:
         made.append(one)
@@ -302,7 +302,7 @@ def _not_too_many(inputs: Iterable[Input], param: str) -> list[Input]:
 
 
 def numbers_of(made: Tensor, dimensions: int | None, *, normalised: bool) -> array[float]:
-    """Return a vector, cut to its first `dimensions`, or a score. Raises `GenerationError` for what is no number."""
+    """Return a vector, cut to its first `dimensions`, or a score. Raises `GenerationError` if values are not finite."""
     if not made.isfinite().all():
         raise GenerationError(
             "The model made no valid numbers of a text. Send it in other words, or ask your administrator to set "
@@ -318,7 +318,7 @@ def numbers_of(made: Tensor, dimensions: int | None, *, normalised: bool) -> arr
 
 
 def _inputs_of(engine: Any, spec: PoolingModelSpec) -> Inputs:
-    """Block for seconds: import here what requests would otherwise import on the event loop."""
+    """Blocks for seconds, to import what requests would else import on the event loop."""
     for name in ("vllm.inputs.engine", "vllm.pooling_params", "engine.backends.vllm.outputs"):
         importlib.import_module(name)
     from engine.backends.vllm.request import check_tokens

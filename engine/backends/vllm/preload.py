@@ -13,7 +13,7 @@ become_fork_server()
 
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
-# Half a million objects are imported and stay. Collecting garbage meanwhile would take a quarter of the time.
+# Imports make half a million objects, which stay. Collecting garbage meanwhile would take a quarter of the time.
 gc.disable()
 for _name in (
     "vllm.v1.engine.core",
@@ -25,11 +25,11 @@ for _name in (
     "vllm.v1.sample.sampler",
     "vllm.model_executor.models.qwen3",
 ):
-    with contextlib.suppress(ImportError):  # moved in another vLLM: the engine imports it itself, a little later
+    with contextlib.suppress(ImportError):  # another vLLM may have moved it: then the engine imports it later
         importlib.import_module(_name)
 for _patch in importlib.import_module("engine.backends.vllm.plugin").patches():
     compat.fits(_patch)  # checked once for all engines: it reads vLLM's sources
-# Frozen: an engine that looked through them would copy every page that it shares with this process. The little
-# garbage among them is left on purpose.
+# Frozen: a collection in an engine would copy every page that it shares with this process. The little garbage among
+# them is left on purpose.
 gc.freeze()
 gc.enable()

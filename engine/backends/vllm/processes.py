@@ -48,12 +48,12 @@ CONFIG_LOCK = threading.Lock()
 _fork_lock = threading.Lock()
 _settings_lock = threading.Lock()
 _LONGEST_CAUSE = 300  # characters
-_FIRST_WORDS = 160  # of these, which say what it is; advice follows
+_FIRST_WORDS = 160  # of these, which say the cause; advice follows
 _OF_CONFIGURATION = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NotImplementedError),
     *(TypeError, ValueError),
 )
-# Errors of those kinds that may not come again; a KV cache too small for one conversation does.
+# Errors of those kinds that may pass; a KV cache that is too small for one conversation does not.
 _PASSING = re.compile(r"(?i)memory|cuda|nccl|device|driver|time[d ]*out|connect|address|initialization failed")
 _NO_ROOM = re.compile(r"max seq len|No available memory for the cache")
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (?:Value error, )?| \[type=\w+,.*$")
@@ -61,21 +61,21 @@ _PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+([^\s/'\"]*)")
 _phases: Connection | None = None  # of an engine's process: where it says what it does
 _fork_server_pid: int | None = None  # in the fork server and in the engines that it has forked
 _starts: list[None] = []  # one for each engine that is starting at this moment, on any thread
-# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
+# vLLM closes its sockets on the event loop, sometimes through a thread of its own.
 _CLOSING_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 # vLLM's thread that watches processes checks every second whether to end, and uses their descriptors until then.
 _WATCHED_SECONDS = 2.0
 
-# oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
+# oneDNN caches 0.35 MiB and more for every size of a step, by default 1024, which was half a GiB; 32 are as fast.
 FORK_SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 
-# On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
-# which no other request is served, and without a compiler it kills the engine. Whole models: see plugin.py.
+# On a CPU torch compiles single functions on first use (like logprobs), with a C++ compiler: that blocks all requests
+# for 10 s, and kills the engine if there is no compiler. Whole models: see plugin.py.
 _CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # kept in /tmp, where others could have been first
-    # vLLM sets it while the first engine starts. Code is found by it: it must not be news to a second fork server.
+    # vLLM sets it while the first engine starts. Compiled code is found by it, so each fork server must have it.
     "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
 }
 
@@ -87,14 +87,14 @@ _ENGINE_ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for what a command answers
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
-    "PYTHONWARNINGS": "ignore",  # of the engine processes: other people's deprecations
+    "PYTHONWARNINGS": "ignore",  # of the engine processes: libraries' deprecations
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "5",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Outputs of a step that are taken in one go, while other requests wait (128): beside a batch that is milliseconds.
+    # Outputs of a step that are handled at once, while other requests wait: 128, the default, take milliseconds.
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "16",
 }
 
-# FlashInfer and DeepGEMM compile with nvcc at first use. Set-up brings none, and vLLM (0.32) uses them all the same for
+# FlashInfer and DeepGEMM compile with nvcc at first use. Set-up does not install it, but vLLM (0.32) uses them for
 # sampling and FP8: no model would load.
 _GPU_ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
 
@@ -105,12 +105,12 @@ def runs_on_cpu() -> bool:
 
 
 def engine_environment() -> dict[str, str]:
-    """Return the environment variables of engines; those that are set already take precedence."""
+    """Return the environment variables of engines; variables that are set already win."""
     return _ENGINE_ENVIRONMENT if runs_on_cpu() else _ENGINE_ENVIRONMENT | _GPU_ENVIRONMENT
 
 
 def versions() -> str:
-    """Name what compiled code depends on: vLLM, torch, and what the processor can do."""
+    """Name what compiled code depends on: vLLM, torch, and the features of the CPU."""
     packages = ("vllm-cpu" if runs_on_cpu() else "vllm", "torch")
     names = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     processors = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def prepare(cpu_threads: int) -> None:
     """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load."""
     for name, value in engine_environment().items():
         os.environ.setdefault(name, value)
-    # With it vLLM's processes would send spans of their own, by another exporter each.
+    # With it each of vLLM's processes would send spans of its own.
     os.environ.pop("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", None)
     os.environ["VLLM_RPC_BASE_PATH"] = str(_make_socket_folder())
     if not runs_on_cpu():
@@ -131,14 +131,14 @@ def prepare(cpu_threads: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads))
     os.environ.update(_CPU_ENVIRONMENT)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_torch_cache())
-    # Before vLLM has set up its own loggers it speaks through ours.
+    # Until vLLM has set up its own loggers, it uses ours.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     start_fork_server()
 
 
 def _torch_cache() -> Path:
-    """Return where torch keeps code: a folder of our own user, unlike torch's choice. Without one, a temporary one."""
-    # As vLLM finds its cache itself; without `pathlib`, which needs a home.
+    """Return where torch keeps code: a folder of our own user, unlike torch's default; else a temporary one."""
+    # As vLLM finds its cache; without `pathlib`, which needs a home directory.
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     cache = os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or Path(users, "vllm"))  # noqa: PTH111
     folder = Path(cache, "torchinductor")
@@ -163,7 +163,7 @@ def clean_up() -> None:
 
 
 def _make_socket_folder() -> Path:
-    """A folder for vLLM's sockets that only we can enter; it would leave them in the open in /tmp, for ever."""
+    """Make a folder for vLLM's sockets that only our user can enter; vLLM would leave them open in /tmp, forever."""
     # Those of servers that were killed are removed
     for left in Path(tempfile.gettempdir()).glob("hearth-*-*"):
         pid = left.name.split("-")[1]
@@ -184,7 +184,7 @@ def start_own_processes() -> None:
 
 @contextmanager
 def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set them while the block runs, for the whole process: one block at a time."""
+    """Set environment variables while the block runs, for the whole process: one block at a time."""
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
@@ -197,10 +197,10 @@ def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def changing_environment() -> Iterator[None]:
-    """Hold while an engine starts: vLLM changes `os.environ` then, and reads it.
+    """An engine starts in the block: then vLLM changes `os.environ`, and reads it.
 
-    At all other times it finds each of its settings computed already. Left alone it looks them up in `os.environ` many
-    times per request and token, for about a fifteenth of all that the process does.
+    At all other times vLLM's settings are cached. It would look them up in `os.environ` many times per request and
+    token, for about a fifteenth of the process's CPU time.
     """
     if not compat.fits("settings"):
         yield
@@ -227,15 +227,15 @@ def process_context() -> Any:
 
 
 class _Job(threading.local):
-    """Of a starter thread. `on_start`: called with each process it starts."""
+    """What a starter thread runs. `on_start` is called with each process that it starts."""
 
     on_start: Started | None = None
     may_compile = True
-    """False: an engine without kept code fails instead."""
+    """False: an engine without kept code fails."""
     failure: Path | None = None
-    """Where a process that is started leaves the exception that ended it."""
+    """Where a started process writes the exception that ended it."""
     phases: Connection | None = None
-    """Where it says what it does (`tell_phase`)."""
+    """Where it sends its phases (`tell_phase`)."""
 
 
 job = _Job()
@@ -253,7 +253,7 @@ class _Tied:
     def run(self) -> None:
         global _phases  # noqa: PLW0603  # of a process
         _phases = self.phases
-        # Not left to the plugin: before vLLM loads that, it may wait minutes for a server that has ended.
+        # Not in the plugin: before vLLM loads that, it may wait minutes for a server that has ended.
         tie_to_parent()
         if not self.may_compile:
             os.environ["VLLM_FORCE_AOT_LOAD"] = "1"
@@ -292,23 +292,23 @@ def tell_phase(phase: str, progress: float) -> None:
 
 
 def end_phases() -> None:
-    """The engine has started: nothing more is told."""
+    """The engine has started: no more phases are sent."""
     if _phases is not None:
         _phases.close()
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why an engine did not start, in one line. `is_certain`: it would not the next time either."""
+    """Why an engine did not start, in one line. `is_certain`: it would fail the next time too."""
 
     line: str
     is_certain: bool
 
 
 def cause_of(error: Exception) -> Cause:
-    """Say what an exception of vLLM says, in the words of its last line, without paths of this machine."""
+    """Return the last line of a vLLM exception, without paths of this machine."""
     text = _PYDANTIC.sub("", " ".join(str(error).split()))
     text = _PATH.sub(r"\1", text)
-    name = type(error).__name__  # those of huggingface_hub's strict configurations have no base in common with others
+    name = type(error).__name__  # errors of huggingface_hub's strict configurations share no base with others
     kind = isinstance(error, _OF_CONFIGURATION) or type(error) is RuntimeError or name.endswith("ValidationError")
     certain = kind and (_NO_ROOM.search(text) is not None or _PASSING.search(text[:_FIRST_WORDS]) is None)
     line = f"{name}: {text}" if text else name
@@ -319,8 +319,8 @@ def cause_of(error: Exception) -> Cause:
 def causes_told(model: str, *, may_be_the_code: bool) -> Iterator[None]:
     """Raise an error in the block as `LoadError` if it will recur, else as `StartError`, with its root cause.
 
-    vLLM's own error only refers to what its process has printed. `may_be_the_code`: compiled code is loaded, and
-    without it the model may start, so no error is certain to recur.
+    vLLM's own error only refers to what its process has printed. `may_be_the_code`: compiled code is loaded, without
+    which the model may start, so no error is certain to recur.
     """
     job.failure = Path(os.environ["VLLM_RPC_BASE_PATH"], f"cause-{secrets.token_hex(8)}")
     try:
@@ -353,8 +353,8 @@ class _SpawnedEngine(_Tied, SpawnProcess):
 class StarterThread:
     """Runs blocking starts one after the other on a thread that lives as long as the server.
 
-    A thread of a pool will not do: the kernel kills a child when the *thread* that started it ends (`tie_to_parent`).
-    Engines that share a device share one of these.
+    Not a pool's thread: the kernel kills a child when the *thread* that started it ends (`tie_to_parent`). Engines that
+    share a device share one of these.
     """
 
     def __init__(self, name: str) -> None:
@@ -363,7 +363,7 @@ class StarterThread:
         threading.Thread(target=self._work, name=f"starter-{name}", daemon=True).start()
 
     async def run(self, work: Callable[[], _T], started: Started | None = None) -> _T:
-        """Do `work` on the thread; its result or exception comes back. Cancelling stops the wait, not the work.
+        """Do `work` on the thread; return or raise its outcome. Cancelling stops the wait, not the work.
 
         `started` is called, on the thread, with each process of ours (`process_context`) that the work starts.
         """
@@ -394,13 +394,13 @@ class EngineWatch:
         self.guard.watch()
 
     def started(self, process: BaseProcess) -> None:
-        """Take on a process that is loading. From any thread."""
+        """Watch a process that is loading. From any thread."""
         self._processes.append(process)
         if self.ended:
             process.kill()
 
     def on_exit(self, call: Callable[[], None]) -> None:
-        """Call this once, at the moment at which a process exits, or hangs and was killed for it."""
+        """Call `call` once, when a process exits, or hangs and was killed for that."""
         self._call = call
         loop = asyncio.get_running_loop()
         for process in self._processes:
@@ -435,7 +435,7 @@ class EngineWatch:
     def _on_hang(self, how: str) -> None:
         _log.error("%s: its engine process does not respond and is killed: %s.", self._model, how)
         self.kill()
-        self._exited()  # not left to the kernel: a process whose driver hangs does not even die of a kill
+        self._exited()  # not left to the kernel: if its driver hangs, a process does not even die of a kill
 
     def _exited(self) -> None:
         self.end()
@@ -445,16 +445,16 @@ class EngineWatch:
 def end_engine(engine: Any, timeout_seconds: float) -> None:
     """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
 
-    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector, which does not look at those of
-    the first engine again (server/serve.py).
+    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector, but those of the first engine are
+    frozen (server/serve.py).
     """
     engine.shutdown(timeout=timeout_seconds)
     with compat.guarded("end"):
         resources = engine.engine_core.resources
-        # By their ending: releases of vLLM have called them differently.
+        # By their ending: names differ between releases of vLLM.
         sockets = [each for name, each in vars(resources).items() if name.endswith("_socket") and each is not None]
         close = partial(_close, resources.ctx, sockets, processes_of(engine))
-        # A daemon that is not joined: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
+        # A daemon that is not joined: ZeroMQ waits forever while a socket is open, and the event loop closes them.
         threading.Thread(target=close, name="vllm-end", daemon=True).start()
 
 
@@ -481,19 +481,19 @@ def _close(context: Any, sockets: list[Any], children: Iterable[BaseProcess]) ->
 def tie_to_parent() -> None:
     """Make this process end with the server, however the server ends. Safe to call twice."""
     with compat.guarded("fork server"):
-        # Python hands every child our end of the pipe by which the fork server sees that the server has ended. With it
-        # open, fork server and engine would keep each other alive.
+        # Python gives every child our end of the pipe by which the fork server notices that the server has ended. If it
+        # stays open, fork server and engine keep each other alive.
         server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
         if server._forkserver_alive_fd is not None:  # noqa: SLF001
             os.close(server._forkserver_alive_fd)  # noqa: SLF001
             server._forkserver_alive_fd = None  # noqa: SLF001
     end_with_starter()
     parent = multiprocessing.parent_process()
-    # A killed server is still alive to its children while the kernel frees its memory: the fork server goes first.
+    # While the kernel frees a killed server's memory, its children still see it alive: the fork server ends first.
     if parent is None or not parent.is_alive() or os.getppid() not in {parent.pid, _fork_server_pid}:
         os._exit(1)  # it died between our fork and the line above
     offer_to_oom_killer(MODEL_VICTIM)
-    # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
+    # Ctrl-C in a terminal goes to the whole process group. The server drains first, then ends its engines.
     os.setpgid(0, 0)
 
 
@@ -501,9 +501,9 @@ def become_fork_server() -> None:
     """In the fork server, before it forks: it ends with the server, and its children know it by its process id."""
     global _fork_server_pid  # noqa: PLW0603  # of a process, and inherited by its children
     _fork_server_pid = os.getpid()
-    # By itself it sees that the server has ended, but then takes seconds to free what it has imported.
+    # It would notice the server's end itself, but then take seconds to free what it has imported.
     end_with_starter()
-    # SIGTERM and Ctrl-C sent to the server's process group are the server's to act on: it drains first.
+    # Only the server acts on SIGTERM and Ctrl-C for its process group: it drains first.
     os.setpgid(0, 0)
 
 
@@ -519,7 +519,7 @@ def start_fork_server() -> None:
 def ensure_fork_server_runs() -> None:
     """Before each process is forked: start it again if it has died, continue it if it was stopped.
 
-    Python would start another one by itself, but without the preloaded libraries. The engines of the one before have
+    Python would start another one by itself, but without the preloaded libraries. The engines of the dead one have
     ended with it: the kernel kills children that are tied to their parent.
     """
     with _fork_lock, compat.guarded("fork server"):
@@ -538,7 +538,7 @@ def ensure_fork_server_runs() -> None:
 
 
 def _preloaded_libraries() -> list[str]:
-    """What vLLM's CPU platform puts into LD_PRELOAD of its processes: PyTorch's libgomp and tcmalloc."""
+    """Return what vLLM's CPU platform puts into LD_PRELOAD of its processes: PyTorch's libgomp and tcmalloc."""
     found = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
     for package, pattern in (
         ("vllm", "libs/libtcmalloc_minimal*.so*"),

@@ -1,7 +1,7 @@
 """From our request to vLLM's, and to the tokens of its prompt.
 
 Short conversations of plain text are rendered here (`TextPrompts`), all others by vLLM, which looks up template,
-settings and limits for each, and uses a thread. That both ways give the same tokens is checked when a model is loaded.
+settings and limits for each, and uses a thread. When a model is loaded, both ways are checked to give the same tokens.
 """
 
 import copy
@@ -27,10 +27,10 @@ from engine.types import ChatRequest, TextRequest
 
 _log = logging.getLogger("hearth.engine")
 
-# Where the caller wrote what the model reads.
+# The field in which the client wrote the prompt.
 PromptField = Literal["messages", "prompt"]
 
-# Fields that vLLM calls as we do.
+# Fields with the same name in vLLM.
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n", "seed", "presence_penalty"),
     *("frequency_penalty", "logit_bias", "ignore_eos"),
@@ -40,7 +40,7 @@ _CHAT = (
     *("cache_salt", "parallel_tool_calls"),
 )
 
-# Copied: to make one anew, pydantic looks at each of its seventy fields.
+# Copied: to make a new one, pydantic checks each of its seventy fields.
 _EMPTY = ChatCompletionRequest.model_construct(messages=[])
 _FACTORIES: dict[str, Any] = {
     name: field.default_factory for name, field in ChatCompletionRequest.model_fields.items() if field.default_factory
@@ -76,7 +76,7 @@ def translate(request: ChatRequest, *, stream: bool) -> ChatCompletionRequest:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Copy it, since vLLM's renderer changes messages in place; that reads reasoning from `reasoning`."""
+    """Copy a message, since vLLM's renderer changes it in place, and reads reasoning from `reasoning`."""
     copied = dict(message)
     if thought := copied.pop("reasoning_content", None):
         copied["reasoning"] = thought
@@ -86,7 +86,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 def translate_text(request: TextRequest) -> CompletionRequest:
     return CompletionRequest.model_construct(
         **_sampling(request),
-        stream=True,  # outputs hold what is new, not everything so far
+        stream=True,  # outputs have what is new, not everything so far
         logprobs=request.top_logprobs,
         prompt_logprobs=request.prompt_logprobs,
         max_tokens=None,  # likewise not vLLM's to check
@@ -97,7 +97,7 @@ def _sampling(request: ChatRequest | TextRequest) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in _SAMPLING}
     fields["stop"] = list(request.stop)
     if request.n > 1 and request.temperature == 0:
-        # vLLM refuses several greedy answers. With `top_k` 1 the likeliest token is always chosen, too.
+        # vLLM refuses several greedy answers. `top_k` 1 also always chooses the likeliest token.
         fields["temperature"], fields["top_k"] = 1.0, 1
     return fields
 
@@ -114,7 +114,7 @@ async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
     except TimeoutError as error:  # vLLM's, of one template
         sentence = "The model's chat template took too long for this conversation. Try again in a few seconds."
         raise OverloadedError(sentence, retry_after_seconds=5) from error
-    except (VLLMValidationError, ValueError, TypeError, KeyError) as error:  # which one depends on model and version
+    except (VLLMValidationError, ValueError, TypeError, KeyError) as error:  # depends on model and version
         if isinstance(error, VLLMValidationError) and error.__cause__ is None:
             raise  # vLLM's own, and not of the template
         late = [message for message in vllm_request.messages[1:] if message["role"] == "system"]
@@ -135,12 +135,12 @@ async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
     return rendered[1][0]
 
 
-# Of prompts, in one request: they come at once, and hold the event loop while they are put together.
+# Of prompts, in one request: they come all at once, and putting them together blocks the event loop.
 _MOST_PROBABILITIES = 2**17
 
 
 def check_probabilities(prompt_tokens: int, request: TextRequest) -> None:
-    """Refuse to give the probabilities of more tokens of prompts than can be put together in a moment."""
+    """Refuse requests for probabilities of too many tokens of prompts."""
     each = 0 if request.prompt_logprobs is None else request.prompt_logprobs + 1
     if prompt_tokens * each > _MOST_PROBABILITIES:
         raise RequestError(
@@ -211,16 +211,16 @@ def check_answer_alone(max_tokens: int | None, context_length: int, prompt_field
         )
 
 
-# vLLM takes a first line out of `system` that begins so: Claude Code's, which differs in every request.
+# vLLM removes a first line of `system` that begins so: Claude Code's, which differs in every request.
 _BILLING_LINE = "x-anthropic-billing-header"
 _ROLES = frozenset({"system", "user", "assistant"})
 _KEYS = {"role", "content"}
-# Of text; some 2,000 tokens, half a millisecond's work. Longer ones are vLLM's, on a thread.
+# Of text; some 2,000 tokens, which take half a millisecond. vLLM renders longer ones, on a thread.
 _SHORT_CHARACTERS = 8192
 _FEW_MESSAGES = 32
 # A template that takes longer than this is never again run on the event loop.
 _SLOW_SECONDS = 0.05
-# What `apply_chat_template` takes for itself. The rest are the template's own variables.
+# Arguments of `apply_chat_template` itself. The rest are the template's variables.
 _NOT_VARIABLES = {"chat_template", "tokenize", "return_dict", "continue_final_message", "tools"}
 # Rendered in both ways when a model is loaded.
 _TRIALS = (
@@ -233,7 +233,7 @@ _TRIALS = (
 
 
 class TextPrompts:
-    """Of one model whose template takes texts and whose tokenizer is one of Hugging Face's fast ones."""
+    """Renders for one model, whose template takes texts and whose tokenizer is one of Hugging Face's fast ones."""
 
     def __init__(self, template: Any, variables: dict[str, Any], tokenizer: Any) -> None:
         self._template = template
@@ -243,10 +243,10 @@ class TextPrompts:
 
     @classmethod
     async def of(cls, chat: Any) -> Self | None:
-        """Make it for a model; None if vLLM's serving would do something else or get other tokens."""
+        """Make it for a model; None if vLLM's serving would do something else or make other tokens."""
         parser = chat.parser_cls
         if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
-            return None  # it has a say in requests without tools, too
+            return None  # it also changes requests without tools
         if not compat.fits("text prompts"):
             return None
         trials = [_trial(_TRIALS[:1]), _trial(_TRIALS[1:3]), _trial(_TRIALS[2:]), _trial(_TRIALS)]
@@ -255,7 +255,7 @@ class TextPrompts:
 
     @classmethod
     def _looked_up(cls, chat: Any, request: Any) -> Self | None:
-        """Look up what vLLM would for `request`, a plain one of its own."""
+        """Look up what vLLM would look up for `request`, a plain one of vLLM's."""
         # Not at the top: without these optional names, vLLM renders all conversations.
         from transformers.utils.chat_template_utils import _compile_jinja_template
         from vllm.renderers import hf
@@ -279,14 +279,14 @@ class TextPrompts:
             chat_template=template,
             chat_template_kwargs={name: value for name, value in named.items() if name not in _NOT_VARIABLES},
         )
-        own = copy.deepcopy(tokenizer._tokenizer)  # noqa: SLF001  # vLLM's may be set to truncate by another thread
+        own = copy.deepcopy(tokenizer._tokenizer)  # noqa: SLF001  # another thread may set vLLM's to truncate
         own.no_truncation()
         own.no_padding()
         everything = {"documents": None, **tokenizer.special_tokens_map, **variables, "tools": None}
         return cls(_compile_jinja_template(template), everything, own)
 
     def token_ids(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
-        """Return the prompt, or None for a conversation that vLLM has to look at: longer, not all text, or refused."""
+        """Return the prompt, or None for a conversation that vLLM has to render: long, not all text, or refused."""
         if self._slow or not _is_short_text(messages):
             return None
         began = time.thread_time()  # not the clock: on a busy machine even a fast template may be held up
@@ -298,7 +298,7 @@ class TextPrompts:
         try:
             context = self._template.new_context({**self._variables, "messages": messages}, shared=True)
             text = "".join(self._template.root_render_func(context))
-        except Exception:  # noqa: BLE001  # vLLM's renderer says what a template refuses
+        except Exception:  # noqa: BLE001  # vLLM's renderer will say what the template refuses
             return None
         return self._encode([text], add_special_tokens=False)[0].ids
 

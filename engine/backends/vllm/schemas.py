@@ -1,8 +1,7 @@
-"""Which JSON schemas a grammar enforces as JSON Schema means them, and how others are written so that it does.
+"""Which JSON schemas a grammar enforces as JSON Schema means them, and how others are rewritten so that it does.
 
-xgrammar looks at one of `$ref`, `const`, `enum`, `anyOf`, `oneOf`, `allOf` and `type`, in this order, and leaves out
-what stands beside it. `enforceable` merges what it can; `unenforced` names what is left. Pure functions over parsed
-JSON.
+xgrammar reads one of `$ref`, `const`, `enum`, `anyOf`, `oneOf`, `allOf` and `type`, in this order, and ignores what is
+beside it. `enforceable` merges what it can; `unenforced` names the rest. Pure functions over parsed JSON.
 """
 
 import json
@@ -25,7 +24,7 @@ _LEADING = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _NEVER: tuple[str, ...] = ("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies")
 _NEVER += ("multipleOf", "uniqueItems", "contains", "minContains", "maxContains", "additionalItems", "$dynamicRef")
 _NEVER += ("unevaluatedItems", "unevaluatedProperties", "patternProperties", "propertyNames", "$recursiveRef")
-# Whatever else stands in a schema constrains nothing.
+# All other keywords of a schema constrain nothing.
 _CONSTRAINTS = frozenset({"type", *_LEADING, *_NEVER}).union(*_BY_TYPE.values())
 _HEX, _OCTET = "[0-9a-f]{1,4}", "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _DAYS = (
@@ -46,7 +45,7 @@ _PATTERNS = {
     "ipv4": rf"^(?:{_OCTET}\.){{3}}{_OCTET}$",
     "ipv6": f"^(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}:){{1,7}}:|{'|'.join(_SHORTENED)}|:(?::{_HEX}){{1,7}}|::)$",
 }
-# A group with `?`, or what has to be kept as it is: an escaped character, or a set.
+# A group with `?`, or what must not be changed: an escaped character, or a set.
 _OPTIONAL_GROUP = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\)\?", re.DOTALL)
 _FORMATS = frozenset({"email", "duration", "hostname", "uuid", "uri", *_PATTERNS})
 _CHOICES = ("anyOf", "oneOf")
@@ -54,7 +53,7 @@ _OBJECT = _BY_TYPE["object"]
 _BOUNDS = _BY_TYPE["number"]
 _DECIMALS = 6  # of a bound, as xgrammar reads it
 _EXACT = 2**53
-# What stands escaped in JSON, and which xgrammar writes as it is.
+# Characters that JSON escapes and xgrammar writes unescaped.
 _ESCAPED = frozenset({*range(32), ord('"'), ord("\\")})
 _ASCII = frozenset(range(128))
 _CATEGORIES = {
@@ -75,12 +74,12 @@ _SHAPES: dict[type, tuple[str, ...]] = {
     str: ("$ref", "pattern", "format"),
 }
 _LISTS, _SINGLE = ("anyOf", "oneOf", "allOf", "prefixItems"), ("items", "additionalProperties")
-# Numbers are the exception: a whole one is an integer, too.
+# Numbers are the exception: a whole one is an integer too.
 _JSON_TYPES = {bool: "boolean", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
 
 
 def malformed(schema: Any) -> bool:
-    """Whether it is no JSON schema: a keyword has a value of another type than it takes, or nothing to choose from."""
+    """Whether it is not a JSON schema: a keyword has a value of the wrong type, or nothing to choose from."""
     if not isinstance(schema, dict):
         return not isinstance(schema, bool)
     shaped = all(isinstance(schema.get(name, kind()), kind) for kind, names in _SHAPES.items() for name in names)
@@ -90,7 +89,7 @@ def malformed(schema: Any) -> bool:
 
 
 def applicable(schema: Any) -> Any:
-    """Return the schema without keywords of types that it is not of: they constrain nothing, whatever they hold."""
+    """Return the schema without keywords of other types than its own: they constrain nothing."""
     return _everywhere(schema, _of_its_types)
 
 
@@ -102,14 +101,14 @@ def _of_its_types(schema: dict[str, Any]) -> dict[str, Any]:
 def enforceable(schema: Any) -> Any:
     """Return an equivalent of a schema that is not `malformed`, of which a grammar enforces more.
 
-    Choices are merged with the object that they stand beside, and required properties that are not described become
-    properties of any value.
+    Choices are merged with the object beside them, and required properties without a description become properties of
+    any value.
     """
     return _everywhere(schema, _equivalent)
 
 
 def of_the_type(schema: Any) -> Any:
-    """Return an `enforceable` schema without what would have a grammar leave out its `type`, or write no JSON."""
+    """Return an `enforceable` schema without what makes a grammar ignore its `type`, or write invalid JSON."""
     return _everywhere(schema, _typed_first)
 
 
@@ -150,7 +149,7 @@ def _spelled_out(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def readable(pattern: str) -> str:
-    """Return the same pattern for xgrammar, which may begin in the middle of an optional group: `(?:-[0-9]+)?`."""
+    """Rewrite a pattern for xgrammar, which may begin in the middle of an optional group like `(?:-[0-9]+)?`."""
     return _OPTIONAL_GROUP.sub(lambda found: found[1] or "){0,1}", pattern)
 
 
@@ -170,7 +169,7 @@ def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
-    """Return an object schema that both hold for; None where none can be written down."""
+    """Return the object schema of what satisfies both; None if it cannot be written."""
     if not isinstance(branch, dict):
         return None
     own = {name: value for name, value in branch.items() if name in _CONSTRAINTS}
@@ -178,8 +177,8 @@ def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
         return None
     wide, narrow = base.get("properties", {}), dict(own.get("properties", {}))
     for name in [name for name in wide.keys() & narrow.keys() if narrow[name] in ({}, True)]:
-        del narrow[name]  # any value: what stands in `wide` holds
-    # A property that only one side has is an additional one of the other side.
+        del narrow[name]  # any value: that of `wide` holds
+    # A property of only one side is an additional property of the other.
     closed = (base | own).get("additionalProperties", True) is not True
     shared = wide.keys() & narrow.keys()
     if (closed and wide.keys() ^ narrow.keys()) or not all(_narrows(wide[name], narrow[name]) for name in shared):
@@ -193,7 +192,7 @@ def _is_object(schema: dict[str, Any]) -> bool:
 
 
 def _narrows(wide: Any, narrow: Any) -> bool:
-    """Whether all values of `narrow` are certain to be values of `wide`."""
+    """Whether all values of `narrow` are surely values of `wide`."""
     if wide in (True, {}) or _same(wide, narrow):
         return True
     if not isinstance(wide, dict) or not isinstance(narrow, dict) or "const" not in narrow:
@@ -204,7 +203,7 @@ def _narrows(wide: Any, narrow: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)  # to Python, 1 equals true
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)  # in Python 1 == True
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +240,7 @@ def _unenforced(schema: Any) -> Iterator[str]:
 
 
 def parts(schema: dict[str, Any]) -> Iterator[Any]:
-    """Yield what stands within a schema where schemas do."""
+    """Yield the schemas within a schema."""
     for name in _SHAPES[dict]:
         yield from schema.get(name, {}).values()
     for name in _LISTS:
@@ -250,7 +249,7 @@ def parts(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _beside(leading: str, schema: dict[str, Any], others: set[str]) -> Iterator[str]:
-    """What stands beside a keyword that xgrammar takes alone."""
+    """Yield the keywords that xgrammar ignores beside a leading one."""
     if leading in {"const", "enum"} and others == {"type"}:
         values = [schema["const"]] if leading == "const" else schema["enum"]
         if all(_fits(value, schema) for value in values):
@@ -285,7 +284,7 @@ def _typed(schema: dict[str, Any], keywords: set[str]) -> Iterator[str]:
 
 
 def _misread(schema: dict[str, Any]) -> set[str]:
-    """Return the keywords of which xgrammar makes a grammar of something else, or of what is no JSON."""
+    """Return the keywords that xgrammar misreads, or of which it makes invalid JSON."""
     found = {name for name in _BOUNDS & schema.keys() if not _is_read(name, schema[name])}
     pattern = schema.get("pattern")
     return found if pattern is None or _is_written(pattern) else found | {"pattern"}
@@ -312,7 +311,7 @@ def _is_written(pattern: str) -> bool:
 
 
 def _sets(parsed: Any) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
-    """Yield, for each place of a pattern, the codes that stand there, and those of ASCII that it lets through."""
+    """Yield, for each place of a pattern, the codes that it names, and the ASCII ones that it allows."""
     for kind, value in parsed:
         if kind is kinds.ANY:
             yield frozenset(), _ASCII
@@ -352,7 +351,7 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def _apart(branches: Any) -> bool:
-    """Whether no value satisfies two of them: of different types, or told apart by the constants of one property."""
+    """Whether no value satisfies two of them: their types differ, or constants of one property do."""
     if not all(isinstance(branch, dict) for branch in branches):
         return False
     types = [_types(branch) for branch in branches]

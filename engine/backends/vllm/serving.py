@@ -1,7 +1,7 @@
 """Answers requests on a started vLLM engine: they are rendered, admitted, and given to its core.
 
 Templates, tokenising, sampling parameters and parsers are those of vLLM's serving classes; their HTTP answers are not
-used. Their private fields are listed in compat.py.
+used. compat.py lists their private fields.
 """
 
 import asyncio
@@ -61,9 +61,9 @@ def build_serving(
     pictures: Pictures,
     kv_groups: tuple[KvGroup, ...] = (),
 ) -> "Serving":
-    """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit.
+    """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` if a parser does not fit.
 
-    `kv_groups` are those of its KV cache; without them it counts as one.
+    `kv_groups` are those of its KV cache; without them it counts as one group.
     """
     template = str(getattr(engine.renderer.tokenizer, "chat_template", None))
     tried = parsers_to_try(engine.model_config.hf_config.model_type, template, spec)
@@ -97,7 +97,7 @@ def build_serving(
         Grammars(engine.vllm_config, grammar_starter),
         pictures,
         kv_groups=kv_groups,
-        core_waits_for_thoughts=tried[0][1] is not None,  # as its arguments said: `reasoning_parser_in`
+        core_waits_for_thoughts=tried[0][1] is not None,  # as in the engine's arguments: `reasoning_parser_in`
     )
 
 
@@ -106,10 +106,10 @@ def _listed(*parsers: str | None) -> str:
 
 
 def _vllm_serving(engine: Any, spec: ChatModelSpec, tool_parser: str | None, reasoning_parser: str | None) -> Any:
-    """Return vLLM's serving; what it raises where a parser does not fit depends on the parser."""
+    """Return vLLM's serving; what it raises if a parser does not fit depends on the parser."""
     parsing: dict[str, Any] = {
         "enable_auto_tools": tool_parser is not None,
-        "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
+        "exclude_tools_when_tool_choice_none": True,  # else the model calls them anyway, as raw text
         "tool_parser": tool_parser,
         "reasoning_parser": reasoning_parser or "",
         "tool_strict_level": "parameter",  # arguments always satisfy the schema
@@ -144,7 +144,7 @@ class Serving:
         self.vllm = vllm
         self.admission = Admission(_room_of(engine, limits, kv_groups))
         self.grammars = grammars
-        # vLLM has one thread for templates and tokenizers, and one for pictures; a second request is ready for it.
+        # vLLM has one thread for templates and tokenizers, and one for pictures; one more request is ready for each.
         self._renders, self._pictured = FairTurns(2, 1), FairTurns(2, 1)
         self.context_length: int = engine.model_config.max_model_len
         self._limits = limits
@@ -164,11 +164,11 @@ class Serving:
         self._text = await TextPrompts.of(self.vllm)
 
     async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
-        """Wait for its turn and give it to the core; the answer's steps go into `stream`. Raises `EngineError`s."""
+        """Wait until it is dispatched and give it to the core; steps go into `stream`. Raises `EngineError`s."""
         is_whole = request.whole
         if self.needs_parser(request) or request.logprobs or image_places(request):
-            # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
-            # put together at once, would block the event loop for seconds.
+            # Whole answers are parsed step by step too: so they agree with streams, and the logprobs of a long answer
+            # do not block the event loop for seconds.
             request = replace(request, whole=False)
         self._check_guesses(request)
         request, adapter = self._sampled(request), self._adapter(request)
@@ -226,12 +226,12 @@ class Serving:
         with TranslatedErrors(self.context_length, _grammar_field(request)):
             async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
                 vllm_request = translate(self._sampled(seen), stream=False)
-                vllm_request.response_format = None  # no part of the prompt, and vLLM would compile it
+                vllm_request.response_format = None  # not a part of the prompt, and vLLM would compile it
                 ids: list[int] = (await self._inputs(request, vllm_request, None))["prompt_token_ids"]
                 return ids
 
     async def tokenize(self, prompt: ChatRequest | str, *, special_tokens: bool) -> Tokenized:
-        """Return the tokens of a conversation, or of a text, which may be longer than the context."""
+        """Return the tokens of a conversation or a text, which may be longer than the context."""
         tokenizer = self.vllm.renderer.tokenizer
         if isinstance(prompt, str):
             ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=special_tokens)
@@ -240,7 +240,7 @@ class Serving:
         return Tokenized(tuple(ids), tuple(tokenizer.convert_ids_to_tokens(ids)), self.context_length)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text that tokens stand for, their marks included. Raises `RequestError` for unknown ones."""
+        """Return the text of tokens, with special ones. Raises `RequestError` for unknown ids."""
         check_tokens(self.vllm, ids, "tokens")
         text: str = await asyncio.to_thread(self.vllm.renderer.tokenizer.decode, list(ids))
         return text
@@ -252,7 +252,7 @@ class Serving:
     async def _render(self, request: ChatRequest) -> tuple[Any, Any]:
         """Return vLLM's request, and its inputs to the core. Pixels are freed before it waits for its turn.
 
-        What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
+        Its grammar is first compiled outside the engine, in the turn of the request's owner.
         """
         asked = self._held_to(request)
         check_answer_alone(asked, self.context_length)
@@ -273,7 +273,7 @@ class Serving:
             return vllm_request, inputs
 
     def text_tokens(self, request: ChatRequest) -> list[int] | None:
-        """Return the prompt of a short conversation of plain text; None: vLLM has to look at it."""
+        """Return the prompt of a short conversation of plain text; None: vLLM has to render it."""
         more = (
             *(request.tools, request.response_format, request.structured_outputs, request.reasoning_effort),
             request.chat_template_kwargs,
@@ -283,7 +283,7 @@ class Serving:
         return self._text.token_ids(request.messages)
 
     def _check_guesses(self, request: ChatRequest | TextRequest) -> None:
-        """Refuse what vLLM (0.32) cannot do while it guesses tokens: it would not say which field it is."""
+        """Refuse what vLLM (0.32) cannot do while it guesses tokens: its own error does not name the field."""
         for field in _NOT_WITH_GUESSES if self._limits.speculative else ():
             if getattr(request, field):
                 raise RequestError(
@@ -304,7 +304,7 @@ class Serving:
 
     async def _inputs(self, request: ChatRequest, vllm_request: Any, asked: int | None) -> Any:
         turns = self._pictured if image_places(request) else self._renders
-        async with turns.turn(_turn_of(request)):  # vLLM gives up on a template that has waited for 5 s
+        async with turns.turn(_turn_of(request)):  # vLLM gives up on a template that waits for 5 s
             inputs = await render(self.vllm.online_renderer, vllm_request)
         check_context(len(inputs["prompt_token_ids"]), asked, self.context_length)
         return inputs
@@ -333,7 +333,7 @@ class Serving:
         return ChatOutputs(serving, vllm_request, streams, count_reasoning=self.reasons, grammar_field=field), False
 
     def _adapter(self, request: ChatRequest | TextRequest) -> Any:
-        """Return vLLM's request for the adapter that is asked for, if any; where the demo answers, there are none."""
+        """Return vLLM's request for the requested adapter, if any; a demo has no adapters."""
         if request.adapter is None or not self.adapters:
             return None
         adapter = self.adapters.get(request.adapter)
@@ -351,7 +351,7 @@ class Serving:
         core = self._engine.input_processor.process_inputs(
             name, inputs, parameters, ("generate",), priority=priority, lora_request=adapter
         )
-        core.external_req_id = core.request_id  # ours are random already
+        core.external_req_id = core.request_id  # ours are already random
         if self._core_waits_for_thoughts:
             core.reasoning_ended = True  # by default a grammar holds from the first token on
         return core
@@ -368,7 +368,7 @@ class Serving:
         engine = self._engine
         if engine.errored:
             raise EngineDeadError
-        request_ids = [core.request_id for core, _ in requests]  # not the cores: these hold pictures
+        request_ids = [core.request_id for core, _ in requests]  # not the cores, which hold pictures
         stream.abort = lambda: self._in_background(engine.abort(request_ids, internal=True))
         try:
             children = [child for core, collector in requests for child in self._registered(core, collector)]
@@ -384,7 +384,7 @@ class Serving:
                 await engine.engine_core.add_request_async(child)
             if stream.finished and len(children) > 1:  # the first has failed while others were sent
                 self._in_background(engine.abort(request_ids, internal=True))
-                # vLLM's output processor may have forgotten them before they were sent.
+                # vLLM's output processor may have dropped them before they were sent.
                 self._in_background(engine.engine_core.abort_requests_async([child.request_id for child in children]))
         except BaseException:
             self._in_background(engine.abort(request_ids, internal=True))
@@ -406,7 +406,7 @@ class Serving:
         return children
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
-        """Abort; that does nothing for requests that have ended."""
+        """Abort requests; ended ones are not affected."""
         task = asyncio.ensure_future(work)
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
@@ -419,7 +419,7 @@ def _so_far(prompt_tokens: int, made: list[Any]) -> Usage:
 
 
 def _turn_of(request: ChatRequest | TextRequest) -> str:
-    """Name whose turn it is: a key's batches do not hold up its other requests."""
+    """Name the owner of a turn: a key's batches do not hold up its other requests."""
     return f"{request.owner} {request.urgency}"
 
 

@@ -1,7 +1,7 @@
-"""Feeds one choice's text to vLLM's tool and reasoning parsers and mends what its older tool parsers lose.
+"""Feeds one choice's text to vLLM's tool and reasoning parsers and repairs what its older tool parsers lose.
 
 Most of those parsers expect one token per step, find a call only at the very first character, and may not stream its
-end. Which parsers a model has is decided by its family, unless models.yaml names them.
+end. A model's family decides its parsers, unless models.yaml names them.
 """
 
 import json
@@ -17,13 +17,13 @@ from engine.config import ChatModelSpec
 from engine.types import ToolCallDelta
 from engine.weights.safety import read_config
 
-# Where a call begins that may follow some words: these parsers look at the beginning of an answer only.
+# The beginning of a call that may follow some words: these parsers check the beginning of an answer only.
 _ANCHORS: dict[str, tuple[str, ...]] = {
     "Llama3JsonToolParser": ("<|python_tag|>", '{"name": '),
     "Llama4PythonicToolParser": ("<|python_start|>",),
     "Olmo3PythonicToolParser": ("<function_calls>",),
     "HunyuanA13BToolParser": ("<tool_calls>[",),
-    # These would lose words that one step brings together with the beginning of a call
+    # These would lose words that come in the same step as the beginning of a call
     "ApertusToolParser": ("<|tools_prefix|>",),
     "DeepSeekV3ToolParser": ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
     "DeepSeekV31ToolParser": ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
@@ -37,7 +37,7 @@ _OPENINGS = {"Llama3JsonToolParser": "{", "Llama4PythonicToolParser": "["}
 
 
 def mend(parser_class: Any) -> None:
-    """Put our layers on the tool parser that `parser_class` makes."""
+    """Add our layers to the tool parser that `parser_class` makes."""
     tool_parser = getattr(parser_class, "tool_parser_cls", None)
     if tool_parser is None:
         return
@@ -49,9 +49,9 @@ def mend(parser_class: Any) -> None:
 
 
 def _exact(tool_parser: Any) -> Any:
-    """Return a parser of Qwen's XML calls that removes white space around values, if their schema does not allow any.
+    """Return a parser of Qwen's XML calls that removes white space around values whose schema does not allow any.
 
-    The grammar allows white space around a value that is not free text, and vLLM removes one newline only.
+    The grammar allows white space around a value that is not free text, and vLLM removes only one newline.
     """
     from vllm.parser.qwen3 import Qwen3Parser
 
@@ -84,7 +84,7 @@ def _without_space(value: Any, schema: Any) -> Any:
 
 
 def _is_any_text(schema: Any) -> bool:
-    """Whether a schema may allow any text, of which white space is a part, like the indentation of code."""
+    """Whether a schema may allow any text: then white space belongs to it, like the indentation of code."""
     if not isinstance(schema, dict) or "$ref" in schema:
         return True
     branches = schema.get("anyOf") or schema.get("oneOf")
@@ -102,7 +102,7 @@ class CallStream:
         self.parser = parser
         self._request, self._tokenizer = request, tokenizer
         self._content = ""
-        # A grammar lets a model spell the marks of a call letter by letter, and vLLM takes those for content
+        # A grammar lets a model spell the marks of a call letter by letter, which vLLM takes for content
         tool_parser, choice = getattr(parser, "tool_parser_cls", None), request.tool_choice
         forced = choice not in (None, "auto", "none")  # a tuple: a choice by name has no hash
         self._only_calls = forced and getattr(tool_parser, "forced_is_calls", False)
@@ -114,8 +114,8 @@ class CallStream:
     def feed(
         self, text: str, token_ids: list[int], prompt_token_ids: list[int] | None, finish_reason: str | None
     ) -> tuple[str, str, list[ToolCallDelta]]:
-        """Return (content, reasoning, pieces of calls) that one engine step brought; parsers may hold text back."""
-        # A parser told of the end completes what it holds. Of an answer cut off, that is half a call or half a mark.
+        """Return (content, reasoning, pieces of calls) of one engine step; parsers may hold text back."""
+        # At the end a parser completes what it holds: in an answer that was cut off, a partial call or mark.
         ended = finish_reason not in {None, "length"}
         content, reasoning, calls = "", "", []
         message = self.parser.parse_delta(
@@ -138,7 +138,7 @@ class CallStream:
     def _in_order(self, calls: list[ToolCallDelta], *, ended: bool) -> list[ToolCallDelta]:
         """Hold a call back until the one before is complete.
 
-        Parsers that get several tokens at once may begin a call, and give the end of the one before it later.
+        Parsers that get several tokens at once may begin a call before they give the end of the previous one.
         """
         passed = []
         while calls:
@@ -160,7 +160,7 @@ class CallStream:
         return call
 
     def _missing(self) -> tuple[str, list[ToolCallDelta]]:
-        """Compare with what vLLM finds in the whole text; return what was never streamed of it."""
+        """Compare with what vLLM finds in the whole text; return the part that was never streamed."""
         tool_parser: Any = getattr(self.parser, "tool_parser", None)
         if not isinstance(tool_parser, _Mended) or tool_parser.seen in {"", self._content}:
             return "", []
@@ -183,7 +183,7 @@ class CallStream:
 
 
 class _Mended:
-    """Mixed in before a tool parser of vLLM: remembers the text, and lets calls begin after some words."""
+    """Mixed in before a tool parser of vLLM: keeps the text, and lets calls begin after some words."""
 
     anchors: tuple[str, ...]
 
@@ -198,7 +198,7 @@ class _Mended:
     def extract_tool_calls_streaming(
         self, previous_text: str, current_text: str, delta_text: str, *others: Any, **named: Any
     ) -> Any:
-        """Pass on the text from the first call on; what stands before is content."""
+        """Pass on the text from the first call on; text before it is content."""
         self.seen = current_text
         content = ""
         if self._start is None:
@@ -217,7 +217,7 @@ class _Mended:
         return message
 
     def _words(self, text: str) -> str:
-        """Return the new text that is no call; set `_start` once one begins."""
+        """Return the new text that is not a call; set `_start` once a call begins."""
         places = [place for anchor in self.anchors if (place := text.find(anchor)) >= 0]
         if self._opening and text.startswith(self._opening):
             places.append(0)
@@ -237,7 +237,7 @@ def _is_hermes(tool_parser: Any) -> bool:
 
 
 class _MarksInTexts:
-    """Mixed in before the Hermes parser: the mark that ends a call may stand in a text of its arguments."""
+    """Mixed in before the Hermes parser: a text in a call's arguments may contain the mark that ends calls."""
 
     tool_call_start_token: str
     tool_call_end_token: str
@@ -308,7 +308,7 @@ _MODELS: dict[tuple[str, str | None], tuple[str, ...]] = {
 FAMILIES = {model_type: parsers for parsers, types in _MODELS.items() for model_type in types}
 
 
-# By what a chat template writes, for families whose members call in several ways; what says more stands first.
+# By what a chat template writes, for families whose members call in several ways; the more specific come first.
 _MARKS = (
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
@@ -322,9 +322,9 @@ _MANY_WAYS = {None, "hermes", "llama3_json", "mistral"}
 def parsers_to_try(model_type: str, chat_template: str, spec: ChatModelSpec) -> list[tuple[str | None, str | None]]:
     """Return pairs of tool parser and reasoning parser, the likeliest first; None means that none is used.
 
-    What models.yaml names is the only choice; `none` switches a parser off. A tool parser is only chosen for a model
-    that claims `function_calling`. A family's reasoning parser is only chosen when the chat template knows of
-    thinking: the same family has members that do not think, and their whole answer would be taken for reasoning.
+    A parser in models.yaml is the only choice; `none` switches it off. A tool parser is only chosen for a model that
+    claims `function_calling`. A family's reasoning parser is only chosen if the chat template mentions thinking: the
+    whole answer of a member that does not think would be taken for reasoning.
     """
     family_tool, family_reasoning = FAMILIES.get(model_type, (None, None))
     if model_type != "gpt_oss" and "think" not in chat_template:
@@ -338,9 +338,9 @@ def parsers_to_try(model_type: str, chat_template: str, spec: ChatModelSpec) -> 
 
 
 def reasoning_parser_in(folder: Path, spec: ChatModelSpec) -> str | None:
-    """Return the likeliest reasoning parser of the model in a folder, which its engine has to know before it starts.
+    """Return the likeliest reasoning parser of the model in a folder, which its engine needs at its start.
 
-    Without it a grammar would hold from the first token on, and the model could not end its thoughts.
+    Without it a grammar would hold from the first token on, and the model could not end its reasoning.
     """
     template = folder / "chat_template.jinja"
     named = read_config(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
@@ -350,9 +350,9 @@ def reasoning_parser_in(folder: Path, spec: ChatModelSpec) -> str | None:
 
 
 def _reads(reasoning_parser: str, folder: Path) -> bool:
-    """Whether there is such a parser, and the vocabulary in a folder has its marks; if not, the engine would not start.
+    """Whether there is such a parser, and the vocabulary in a folder has its marks: else the engine would not start.
 
-    The serving says so, or does without.
+    The serving then reports it, or does without.
     """
     from vllm.reasoning import ReasoningParserManager
     from vllm.tokenizers import get_tokenizer

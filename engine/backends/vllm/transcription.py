@@ -1,8 +1,8 @@
 """A model like Whisper on vLLM, which transcribes a sound file, with times.
 
 A file comes in pieces (engine/sound), each of which is one request to the core and waits for its turn: two at a time,
-and as a batch behind the first minute, so that a long file does not block others. vLLM's own server knows neither
-subtitles nor silence; of its parts only `AsyncLLM.generate` is used.
+and after the first minute as batches, so that a long file does not block others. vLLM's own server has neither
+subtitles nor a handling of silence; only `AsyncLLM.generate` is used.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from engine.weights.layouts import WhisperFolder
 
 _FILES = 8  # that are read at the same time
 _AT_ONCE = 2  # pieces of one file
-_INTERACTIVE_SECONDS = 60.0  # of a file; the rest waits behind what others ask for
+_INTERACTIVE_SECONDS = 60.0  # of a file; the rest waits behind others' requests
 _TOKENS_PER_SECOND = 50  # of what an encoder reads, for fairness
 _TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _WITHOUT_SPACES = {"ja", "lo", "my", "th", "yue", "zh"}  # between words
-_ISO = {"jw": "jv"}  # what the standard calls a language that Whisper has by another code
-_SAME = {"nb": "no", "fil": "tl"}  # codes of languages that it has by a wider one
+_ISO = {"jw": "jv"}  # Whisper's code -> the standard's
+_SAME = {"nb": "no", "fil": "tl"}  # a code -> Whisper's, of a wider language
 _START, _TRANSCRIBE, _TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
 _BEFORE, _WITHOUT_TIMES = "<|startofprev|>", "<|notimestamps|>"
-# A model that has repeated at most so many tokens so often does not stop by itself.
+# A model that has repeated a sequence of at most so many tokens so often does not stop by itself.
 _REPEATS, _REPEATED_TOKENS = 8, 32
 _NEVER = -100.0
 
@@ -67,7 +67,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
 
     @classmethod
     async def load(cls, launch: Launch[TranscriptionModelSpec]) -> Self:
-        """Start the engine and have it hear a first piece. Raises like `starting`."""
+        """Start the engine and transcribe a first piece. Raises like `starting`."""
         folder = await asyncio.to_thread(WhisperFolder.read, launch.weights)
         async with starting(launch, partial(transcription_arguments, launch, folder)) as (engine, watch):
             words = await asyncio.to_thread(_words_of, engine, folder, launch.spec)
@@ -94,7 +94,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
             self.admission.depart(request)
 
     async def _work(self, hearing: _Hearing) -> None:
-        """Hear piece after piece. What the second worker hears comes after what the first does, piece by piece."""
+        """Transcribe piece after piece. The two workers take pieces in turn, and put segments in the file's order."""
         while True:
             async with hearing.reading:
                 piece = await hearing.sound.next()
@@ -109,7 +109,7 @@ class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
             said.set()
 
     async def _hear(self, hearing: _Hearing, piece: Piece, number: int, before: asyncio.Event) -> None:
-        """Put the segments of a piece into the stream, as they are made once all pieces before it are finished."""
+        """Put the segments of a piece into the stream, from when all pieces before it are finished."""
         request, language = hearing.request, hearing.language or ""
         prompt = self._words.prompt(language, request.prompt, translate=request.translate)
         scribe = Scribe(self._words, piece, language)
@@ -206,7 +206,7 @@ class _Hearing:
 
 
 class Words:
-    """The tokens of one model: those that begin a transcript, times, and languages. Blocking to make."""
+    """The tokens of one model: those that begin a transcript, times, and languages. Making it blocks."""
 
     def __init__(self, engine: Any, folder: WhisperFolder, spec: TranscriptionModelSpec) -> None:
         self.tokenizer, self.context = engine.renderer.tokenizer, engine.model_config.max_model_len
@@ -229,7 +229,7 @@ class Words:
         self._bias = dict.fromkeys(silenced, _NEVER)
 
     def marks(self, *names: str) -> list[int]:
-        """Return those that the model has of these tokens."""
+        """Return the ids of those of these tokens that the model has."""
         return [self._known[name] for name in names if name in self._known]
 
     def check_language(self, request: TranscriptionRequest) -> None:
@@ -241,7 +241,7 @@ class Words:
             raise RequestError(f"This model does not know this `language`. It knows: {known}.", param="language")
 
     def prompt(self, language: str, said: str, *, translate: bool) -> list[int]:
-        """Return what a transcript begins with, after what was `said` before: the end of it, in half of the context."""
+        """Return the beginning of a transcript, after the end of what was `said` before, in half of the context."""
         before = self.marks(_BEFORE) if said.strip() else []
         if before:
             said_ids = self.tokenizer.encode(" " + said.strip(), add_special_tokens=False)
@@ -253,7 +253,7 @@ class Words:
         return [*before, *begin, *(() if self.times else self.marks(_WITHOUT_TIMES))]
 
     def parameters(self, prompt_tokens: int, temperature: float, *, allowed: list[int] | None = None) -> Any:
-        """Return vLLM's `SamplingParams`; `allowed`: for one token, which is one of these."""
+        """Return vLLM's `SamplingParams`; with `allowed`, for a single token that is one of these."""
         from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
         repeated = RepetitionDetectionParams(max_pattern_size=_REPEATED_TOKENS, min_count=_REPEATS)
@@ -270,7 +270,7 @@ class Words:
 
 
 class Scribe:
-    """Makes segments of the tokens of one piece. Times never go back, and stay within the piece."""
+    """Makes segments from the tokens of one piece. Times never go back, and stay within the piece."""
 
     def __init__(self, words: Words, piece: Piece, language: str) -> None:
         self.done: list[Segment] = []
@@ -292,7 +292,7 @@ class Scribe:
                 self._at = until
 
     def end(self) -> None:
-        """Close what has no time at its end."""
+        """Close a segment without an end time."""
         self._close(self._piece.seconds)
 
     def _close(self, until: float) -> None:
@@ -300,7 +300,7 @@ class Scribe:
         logprobs, self._logprobs = self._logprobs, []
         text = self._words.tokenizer.decode(ids) if ids else ""
         if text.strip():
-            # Whisper begins each with a space, models that others have trained on do not.
+            # Whisper begins each with a space; fine-tuned models may not.
             if not text[0].isspace() and self._language not in _WITHOUT_SPACES:
                 text = f" {text}"
             begin, end = (round(self._piece.start + each, 2) for each in (self._at, until))

@@ -297,7 +297,7 @@ def test_a_first_image_for_which_a_library_of_the_gpu_finds_no_memory_may_be_mad
 
     service: Any = by_steps.service
     service._pipe.transformer.register_forward_hook(full)
-    with pytest.raises(StartError, match="not enough memory"):
+    with pytest.raises(StartError, match="did not have enough memory"):
         service.rehearse()
 
 
