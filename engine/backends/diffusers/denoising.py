@@ -130,7 +130,7 @@ class Adapter:
 
     guided_above = 1.0
     packing = 1
-    """How many of the VAE's latents, along a side, are one of the transformer's."""
+    """How many of the VAE's latents make one of the transformer's."""
     noise_dtype: torch.dtype | None = None
     """Number format of the noise; None: the prompt's."""
     most_shift = 1.15

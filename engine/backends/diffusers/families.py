@@ -211,7 +211,7 @@ class StableDiffusion3(Adapter):
 
 
 class StableDiffusionXL(Adapter):
-    """A UNet, guided against zeros or a negative prompt; any scheduler for UNets."""
+    """A UNet, guided against zeros or a negative prompt, with any of its schedulers."""
 
     def suits(self) -> bool:
         # A distilled model that takes guidance as an input: not taken apart here.
