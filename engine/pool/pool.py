@@ -335,7 +335,8 @@ class Pool:
             return None
         except Exception as error:  # noqa: BLE001  # libraries raise anything at a start
             _log.exception("%s: its engine did not start", model.spec.id)
-            cause = error.message if isinstance(error, EngineError) else type(error).__name__
+            said = f"{type(error).__name__}; the log has the details."
+            cause = error.message if isinstance(error, EngineError) else said
             model.fail(cause, count_oom_kills() - oom_kills)
             return None
         model.become_ready(backend)

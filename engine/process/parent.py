@@ -53,7 +53,7 @@ def give_way(pid: int, nice: int) -> None:
             os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + nice)
 
 
-class WorkerDiedError(Exception):
+class WorkerDiedError(StartError):
     """The child ended while it loaded. `exit_status` as in `subprocess`: negative is the signal that killed it."""
 
     def __init__(self, exit_status: int | None) -> None:
@@ -61,7 +61,7 @@ class WorkerDiedError(Exception):
             how = f"was killed by {signal.Signals(-exit_status).name} (SIGKILL: often for want of memory)"
         else:
             how = f"ended with exit status {exit_status}"
-        super().__init__(f"The worker process {how} while it loaded the model. Its own log lines above say more.")
+        super().__init__(f"The worker process {how} while it loaded the model. Its own lines in the log say more.")
         self.exit_status = exit_status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from engine import (
 from engine.errors import StartError
 from engine.pool.model_state import Streak
 from engine.pool.pool import Pool
+from engine.process.parent import WorkerDiedError
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]
 PLUS, PRO = (spec.id for spec in SPECS)
@@ -175,6 +177,19 @@ async def test_a_load_that_fails_by_chance_is_tried_again(pool: Pool, loads: Loa
     (await loads.next()).succeed()
     await until(pool, "ready")
     assert pool.health()[0].error is None
+
+
+async def test_a_worker_that_dies_while_it_loads_is_a_reason_in_words(pool: Pool, loads: Loads):
+    (await loads.next()).outcome.set_exception(WorkerDiedError(-signal.SIGKILL))
+    await until(pool, "loading", "did not start")
+    assert "was killed by SIGKILL" in (pool.health()[0].error or "")
+    assert "WorkerDiedError" not in (pool.health()[0].error or "")
+
+
+async def test_an_error_of_a_library_is_named_and_the_log_has_the_rest(pool: Pool, loads: Loads):
+    (await loads.next()).outcome.set_exception(OSError("something with a path /secret"))
+    await until(pool, "loading", "did not start")
+    assert pool.health()[0].error == "The engine did not start: OSError; the log has the details."
 
 
 async def test_a_first_load_is_given_up_after_three_attempts(pool: Pool, loads: Loads):
