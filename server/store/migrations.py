@@ -1,13 +1,14 @@
-"""The database's schema: the changes that made it, one function each, and how a database gets to the newest.
+"""The database's schema: made by schema.py where there is none, and how an older one gets to the newest.
 
 The way back is a backup. SQLAlchemy and Alembic are imported only when there is something to do. Versions are numbers
-padded to four digits, so that a database from a newer release can be told from a foreign one. A new migration is a
-function at the end of `MIGRATIONS`. A released one is never edited, and uses nothing of schema.py, which changes.
+padded to four digits, so that a database from a newer release can be told from a foreign one. A change of schema.py
+needs a function at the end of `MIGRATIONS`, which makes the same change. One that was released is never edited, and
+takes nothing from schema.py, which moves on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from server.store import StoreError
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     from alembic.operations import Operations
 
 VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's database must not look like ours
+MIGRATIONS: Sequence[Callable[[Operations], None]] = ()
+_FIRST = 5  # the schema of 1.0.0
+HEAD = f"{_FIRST + len(MIGRATIONS):04}"
 _ADVISORY_LOCK = 7310577104  # any number that other programs on the same database are unlikely to use
 
 
 def is_known(version: str) -> bool:
     """Whether a database of this version can be brought to HEAD; one from a newer release cannot."""
-    return version.isdecimal() and int(version) <= int(HEAD)
+    return version.isdecimal() and _FIRST <= int(version) <= int(HEAD)
 
 
 def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
@@ -44,14 +48,12 @@ def known_version(shown: str, tables: Collection[str], version: str | None) -> s
     return version
 
 
-def upgrade(connection: sa.Connection, to: str | None = None) -> None:
-    """Bring the schema to HEAD, or `to` a version before, inside the caller's transaction.
+def upgrade(connection: sa.Connection, migrations: Sequence[Callable[[Operations], None]] = MIGRATIONS) -> None:
+    """Make the tables, or bring those of an older release to the newest schema, inside the caller's transaction.
 
-    Does nothing where it is there already.
+    Does nothing where that is done already.
     """
     import sqlalchemy as sa
-    from alembic.migration import MigrationContext
-    from alembic.operations import Operations
 
     if connection.dialect.name == "postgresql":
         # SQLite's transaction keeps other processes out; on PostgreSQL two may come at once: the second finds it done
@@ -60,160 +62,17 @@ def upgrade(connection: sa.Connection, to: str | None = None) -> None:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
     kept = sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
     kept.create(connection, checkfirst=True)
-    done = int(connection.scalar(sa.select(kept.c.version_num)) or 0)
-    op = Operations(MigrationContext.configure(connection))
-    for migrate in MIGRATIONS[done : int(to or HEAD)]:
-        migrate(op)
-        done += 1
+    found = connection.scalar(sa.select(kept.c.version_num))
+    if found is None:
+        from server.store.schema import metadata
+
+        metadata.create_all(connection, checkfirst=False)
+    elif missing := migrations[int(found) - _FIRST :]:
+        from alembic.migration import MigrationContext
+        from alembic.operations import Operations
+
+        op = Operations(MigrationContext.configure(connection))
+        for migrate in missing:
+            migrate(op)
     connection.execute(kept.delete())
-    connection.execute(kept.insert().values(version_num=f"{done:04}"))
-
-
-def _keys(op: Operations) -> None:
-    """API keys."""
-    import sqlalchemy as sa
-
-    op.create_table(
-        "api_key",
-        sa.Column("public_id", sa.String(12), primary_key=True),
-        sa.Column("secret_sha256", sa.LargeBinary(32), nullable=False),
-        sa.Column("name", sa.String(64), nullable=False),
-        sa.Column("tier", sa.String(64), nullable=False),
-        sa.Column("scopes", sa.JSON, nullable=False),
-        sa.Column("models", sa.JSON(none_as_null=True)),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True)),
-        sa.Column("revoked_at", sa.DateTime(timezone=True)),
-        sa.Column("last_used_at", sa.DateTime(timezone=True)),
-    )
-
-
-def _limits_usage_audit(op: Operations) -> None:
-    """Limits, notes and successors of keys; buckets, quotas, usage and the audit log."""
-    import sqlalchemy as sa
-
-    limits = ("requests_per_minute", "tokens_per_minute", "parallel_requests", "batch_items", "images_per_day")
-    counters = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "images", "errors", "aborted")
-    with op.batch_alter_table("api_key") as table:
-        table.add_column(sa.Column("notes", sa.String(1000), nullable=False, server_default=""))
-        table.add_column(sa.Column("replaced_by", sa.String(12)))
-        for name in limits:
-            table.add_column(sa.Column(name, sa.Integer))
-    op.create_table(
-        "bucket",
-        sa.Column("name", sa.String, primary_key=True),
-        sa.Column("tat", sa.BigInteger, nullable=False),
-    )
-    op.create_table(
-        "quota_day",
-        sa.Column("owner", sa.String(64), primary_key=True),
-        sa.Column("kind", sa.String(32), primary_key=True),
-        sa.Column("day", sa.Date, primary_key=True),
-        sa.Column("used", sa.BigInteger, nullable=False),
-    )
-    op.create_table(
-        "usage_hour",
-        sa.Column("key_id", sa.String(12), primary_key=True),
-        sa.Column("model", sa.String, primary_key=True),
-        sa.Column("hour", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("kind", sa.String(32), primary_key=True),
-        *(sa.Column(name, sa.BigInteger, nullable=False) for name in counters),
-        sa.Column("audio_seconds", sa.Double, nullable=False),
-    )
-    op.create_index("usage_hour_by_hour", "usage_hour", ["hour"])
-    op.create_table(
-        "audit",
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("actor", sa.String, nullable=False),
-        sa.Column("origin", sa.String, nullable=False),
-        sa.Column("action", sa.String(64), nullable=False),
-        sa.Column("object", sa.String, nullable=False),
-        sa.Column("detail", sa.JSON, nullable=False),
-    )
-    op.create_index("audit_by_at", "audit", ["at"])
-
-
-def _console_sessions(op: Operations) -> None:
-    """Sessions of the page."""
-    import sqlalchemy as sa
-
-    op.create_table(
-        "console_session",
-        sa.Column("id_sha256", sa.LargeBinary(32), primary_key=True),
-        sa.Column("token_sha256", sa.LargeBinary(32), nullable=False),
-        sa.Column("key_id", sa.String(12), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("last_seen", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
-    )
-    op.create_index("console_session_by_key", "console_session", ["key_id"])
-
-
-def _batches(op: Operations) -> None:
-    """Files, and batches of their lines."""
-    import sqlalchemy as sa
-
-    moments = (
-        *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
-        *("cancelling_at", "cancelled_at"),
-    )
-    counts = ("total", "completed", "failed")
-    op.create_table(
-        "file",
-        sa.Column("id", sa.String(64), primary_key=True),
-        sa.Column("key_id", sa.String(12), nullable=False),
-        sa.Column("place", sa.String(64), nullable=False),
-        sa.Column("purpose", sa.String(32), nullable=False),
-        sa.Column("filename", sa.String(255), nullable=False),
-        sa.Column("bytes", sa.BigInteger, nullable=False),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("expires_at", sa.BigInteger, nullable=False),
-    )
-    op.create_index("file_by_key", "file", ["key_id", "id"])
-    op.create_table(
-        "batch",
-        sa.Column("id", sa.String(64), primary_key=True),
-        sa.Column("key_id", sa.String(12), nullable=False),
-        sa.Column("place", sa.String(64), nullable=False),
-        sa.Column("input_file_id", sa.String(64), nullable=False),
-        sa.Column("endpoint", sa.String(64), nullable=False),
-        sa.Column("completion_window", sa.String(8), nullable=False),
-        sa.Column("labels", sa.JSON(none_as_null=True)),
-        sa.Column("output_seconds", sa.BigInteger),
-        sa.Column("status", sa.String(16), nullable=False),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("expires_at", sa.BigInteger, nullable=False),
-        *(sa.Column(name, sa.BigInteger) for name in moments),
-        *(sa.Column(name, sa.Integer, nullable=False, server_default="0") for name in counts),
-        sa.Column("model", sa.String),
-        sa.Column("usage", sa.JSON(none_as_null=True)),
-        sa.Column("errors", sa.JSON(none_as_null=True)),
-        sa.Column("output_file_id", sa.String(64)),
-        sa.Column("error_file_id", sa.String(64)),
-        sa.Column("runner", sa.String(32)),
-        sa.Column("leased_until", sa.Double, nullable=False, server_default="0"),
-    )
-    op.create_index("batch_by_key", "batch", ["key_id", "id"])
-    op.create_index("batch_by_status", "batch", ["status"])
-
-
-def _replicas(op: Operations) -> None:
-    """Servers of one database: what each runs, and the secrets that they share."""
-    import sqlalchemy as sa
-
-    op.create_table(
-        "replica",
-        sa.Column("id", sa.String(64), primary_key=True),
-        sa.Column("renewed_at", sa.Double, nullable=False),
-        sa.Column("running", sa.JSON, nullable=False),
-    )
-    op.create_table(
-        "secret",
-        sa.Column("name", sa.String(32), primary_key=True),
-        sa.Column("value", sa.LargeBinary(32), nullable=False),
-    )
-
-
-MIGRATIONS = (_keys, _limits_usage_audit, _console_sessions, _batches, _replicas)
-HEAD = f"{len(MIGRATIONS):04}"
+    connection.execute(kept.insert().values(version_num=f"{_FIRST + len(migrations):04}"))

@@ -1,6 +1,6 @@
-"""The tables as SQLAlchemy Core sees them.
+"""The tables, as a new database has them; migrations.py changes those of an older release.
 
-Only types that SQLite and PostgreSQL both know; migrations.py makes the tables.
+Only types that SQLite and PostgreSQL both know.
 """
 
 from datetime import UTC, datetime

@@ -10,7 +10,6 @@ from pathlib import Path
 from sqlalchemy import func, make_url, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from server.store import migrations
 from server.store.database import Database
 from server.store.keys import ApiKey, KeyStore, parse
 from server.store.schema import quota_day
@@ -59,12 +58,16 @@ async def authenticate(store: KeyStore, text: str) -> ApiKey | None:
 
 
 async def opened_by_the_first_release(url: str) -> None:
-    """Make the tables of schema 0001."""
+    script = (ROOT / "tests" / "server" / "store" / "first_release.sql").read_text(encoding="utf-8")
     if url.startswith("sqlite"):
         Path(make_url(url).database or "").parent.mkdir(exist_ok=True)
+        types = {"TIMESTAMP WITH TIME ZONE": "DATETIME", "BYTEA": "BLOB", "BIGSERIAL": "INTEGER", " PRECISION": ""}
+        for theirs, ours in types.items():
+            script = script.replace(theirs, ours)
     engine = create_async_engine(url)
     async with engine.begin() as connection:
-        await connection.run_sync(lambda plain: migrations.upgrade(plain, "0001"))
+        for statement in script.split(";\n"):
+            await connection.exec_driver_sql(statement)
     await engine.dispose()
 
 

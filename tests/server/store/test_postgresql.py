@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from postgres_parts import PASSWORD, Postgres
 from sqlalchemy.engine import make_url
-from store_parts import opened_by_the_first_release
 
 from server.store import StoreError, StoreUnavailableError
 from server.store.database import Database
@@ -75,15 +74,6 @@ async def test_a_backup_is_left_to_pg_dump(postgres: Postgres, tmp_path: Path) -
     async with await Database.open(postgres.new_database()) as database:
         with pytest.raises(StoreError, match="pg_dump"):
             await database.backup(tmp_path / "copy")
-
-
-async def test_the_schema_changes_once_when_several_open_an_old_database(postgres: Postgres) -> None:
-    url = postgres.new_database()
-    await opened_by_the_first_release(url)
-    opened = await asyncio.gather(*(Database.open(url) for _ in range(5)))
-    for database in opened:
-        await KeyStore(database).create("laptop", "standard")
-        await database.close()
 
 
 class Outage:

@@ -10,8 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from alembic.operations import Operations
 from serving import async_poll_until
-from sqlalchemy import event, exc, insert
+from sqlalchemy import Column, Integer, event, exc, insert
 from sqlalchemy.ext.asyncio import create_async_engine
 from store_parts import authenticate, held, moved_away, opened_by_the_first_release, run_python, writers
 
@@ -68,19 +69,38 @@ def test_the_url_of_a_folder_is_that_of_hearth_db_in_it(tmp_path: Path) -> None:
     assert sqlite_url(tmp_path) == sqlite_url(tmp_path / "hearth.db")
 
 
-async def test_the_migrations_make_the_tables_that_the_code_describes(database: Database) -> None:
+async def test_a_database_of_the_first_release_gets_the_tables_that_the_code_describes(database_url: str) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
     from server.store.schema import metadata
 
-    async with database.reading() as connection:
+    await opened_by_the_first_release(database_url)
+    async with await Database.open(database_url) as database, database.reading() as connection:
         differences = await connection.run_sync(
             lambda plain: compare_metadata(
                 MigrationContext.configure(plain, opts={"version_table": migrations.VERSION_TABLE}), metadata
             )
         )
     assert differences == []
+
+
+async def test_a_migration_is_made_once_by_those_who_come_at_the_same_time(database_url: str) -> None:
+    async def upgraded(database: Database) -> None:
+        async with database.writing() as connection:
+            await connection.run_sync(migrations.upgrade, (add_a_column,))
+
+    def add_a_column(op: Operations) -> None:
+        op.add_column("bucket", Column("added", Integer))
+
+    opened = await asyncio.gather(*(Database.open(database_url) for _ in range(5)))  # the tables are made once, too
+    await asyncio.gather(*map(upgraded, opened))
+    async with opened[0].reading() as connection:
+        version = (await connection.exec_driver_sql("SELECT version_num FROM hearth_schema")).scalar_one()
+        await connection.exec_driver_sql("SELECT added FROM bucket")
+    assert int(version) == int(migrations.HEAD) + 1
+    for database in opened:
+        await database.close()
 
 
 def test_an_up_to_date_database_opens_without_loading_alembic(file: Path) -> None:
