@@ -16,7 +16,6 @@ from server.validation import sentence
 _PREFIX = "HEARTH_"
 # Read by set-up, by `hearth batches`, and by examples in the docs and the banner.
 _NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}
-_REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has one set starts anyway
 _CHECKOUT = Path(__file__).parents[1]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._-]*)*/?")
@@ -221,18 +220,13 @@ def _unknown_names() -> list[str]:
     known = {_PREFIX + name.upper() for name in Settings.model_fields} | _NOT_OURS
     problems = []
     for name in sorted(os.environ):
-        if name.startswith(_PREFIX) and name not in known | _REMOVED:
+        if name.startswith(_PREFIX) and name not in known:
             from engine.config.messages import near_miss
 
             near = near_miss(name, known)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(sorted(known))}"
             problems.append(f"{name}: there is no such setting; {hint}")
     return problems
-
-
-def removed_names() -> list[str]:
-    """Return the environment variables that are set but no longer have an effect."""
-    return sorted(_REMOVED & os.environ.keys())
 
 
 def check_for_cluster(settings: Settings) -> None:

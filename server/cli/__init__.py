@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import logging
 from pathlib import Path  # typer reads the annotations
 from typing import Annotated, Any
 
@@ -13,8 +12,6 @@ import typer
 from typer.core import TyperCommand
 
 from server.cli.options import Commands, refuse
-
-_log = logging.getLogger("hearth.serve")
 
 # In the order of the help: where each command is, and its line there, which its docstring repeats.
 COMMANDS = {
@@ -107,15 +104,13 @@ def serve(  # noqa: PLR0913  # one argument per flag
     from engine.config import load_config
     from server.http.tls import TlsError
     from server.serve import StartError, run
-    from server.settings import SettingsError, load_settings, removed_names
+    from server.settings import SettingsError, load_settings
     from server.terminal import set_up_log
 
     try:
         folders = {"data_dir": data_dir, "weights_dir": weights_dir, "models": models}
         settings = load_settings(host=host, port=port, **folders, tls_cert=tls_cert, tls_key=tls_key)
         set_up_log(settings.log_level)
-        for name in removed_names():
-            _log.warning("%s was removed (CHANGELOG.md) and has no effect. Take it out of the settings.", name)
         config = load_config(settings.models)
         if real:
             from server.cli.plan import prepare
