@@ -188,13 +188,13 @@ def _gpu_line(gpu: GpuState) -> str:
 
 
 def _machine_line(found: Status) -> str:
+    last = found.last_minute
+    rates = {"requests/s": last.requests, "refused/s": last.refused, "failed/s": last.failed}
     parts = [
         f"RAM: {size_text(found.ram_available_bytes)} of {size_text(found.ram_total_bytes)} available",
         f"{found.requests_running} requests being answered",
+        ", ".join(f"{round(count / last.seconds, 2):g} {what}" for what, count in rates.items()),
     ]
-    if (last := found.last_minute) is not None:
-        rates = {"requests/s": last.requests, "refused/s": last.refused, "failed/s": last.failed}
-        parts += [", ".join(f"{round(count / last.seconds, 2):g} {what}" for what, count in rates.items())]
     parts += [f"{found.swaps} swaps since the start"] if found.swaps else []
     parts += [f"traces go to {found.traces}"] if found.traces else []
     parts += [f"no GPU: {found.no_gpus}"] if found.no_gpus and not found.gpus else []

@@ -208,8 +208,7 @@ class Status(_Part):
     uptime_seconds: float
     requests_running: int
     """HTTP requests that are being answered, one for this included."""
-    last_minute: LastMinuteRequests | None = None
-    """null: a server of an older release."""
+    last_minute: LastMinuteRequests
     swaps: int
     """How often a model has made room for another since the start."""
     ram_total_bytes: int
@@ -221,10 +220,10 @@ class Status(_Part):
     traces: str | None = None
     """Host of the collector that gets a span of each request; null: tracing is off."""
     paths: Paths
-    host: str | None = None
-    """What it listens on. null: a server of an older release."""
-    reserve_bytes: int | None = None
-    """What uploads leave free on the disk. null: a server of an older release."""
+    host: str
+    """What it listens on."""
+    reserve_bytes: int
+    """What uploads leave free on the disk."""
     refused: list[Refusal] = []
     """The last five that were refused or failed, newest first."""
     log: list[LogLine] = []

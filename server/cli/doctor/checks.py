@@ -224,8 +224,8 @@ def with_running_tls(case: Case) -> Settings:
     if case.running is None:
         return case.settings
     given = case.running.paths.model_dump(include={"tls_cert", "tls_key"})
-    host = case.running.host or case.settings.host
-    return case.settings.model_copy(update={"host": host} | {name: path and Path(path) for name, path in given.items()})
+    files = {name: path and Path(path) for name, path in given.items()}
+    return case.settings.model_copy(update={"host": case.running.host, **files})
 
 
 def certificate(given: Settings, now: float) -> Iterator[Finding]:
@@ -472,8 +472,7 @@ def memory(case: Case) -> Iterator[Finding]:
 
 def disk(case: Case) -> Iterator[Finding]:
     """The free space of the disks of data and weights."""
-    told = None if case.running is None else case.running.reserve_bytes
-    reserve = reserve_bytes(case.settings) if told is None else told
+    reserve = reserve_bytes(case.settings) if case.running is None else case.running.reserve_bytes
     for name, folder in {"data": case.settings.data_dir, "weights": case.settings.weights_dir}.items():
         total, _, free = disk_usage(folder)
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"

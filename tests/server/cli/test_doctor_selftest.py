@@ -17,7 +17,7 @@ from engine.config import load_config
 from server.cli.doctor import checks
 from server.cli.doctor.checks import Case, Finding, case_of
 from server.cli.doctor.selftest import selftest
-from server.observability.status import LastMinuteWork, Memory, ModelState, Paths, Status
+from server.observability.status import LastMinuteRequests, LastMinuteWork, Memory, ModelState, Paths, Status
 from server.settings import database_url, load_settings
 from server.store.audit import AuditEntry, read_entries
 from server.store.database import Database
@@ -120,6 +120,7 @@ def tried(case: Case, base_url: str, tls_cert: Path | None = None) -> list[Findi
     running = Status(
         status="ready", version="1", pid=1, base_url=base_url, started_at="", uptime_seconds=1, requests_running=0,
         swaps=0, ram_total_bytes=1, ram_available_bytes=1, models=[voice], gpus=[], no_gpus=None, paths=paths,
+        last_minute=LastMinuteRequests(seconds=60, requests=0, refused=0, failed=0), host="127.0.0.1", reserve_bytes=0,
     )  # fmt: skip
     return list(selftest(replace(case, running=running)))
 

@@ -79,6 +79,8 @@ WHOLE: dict[str, Any] = {
     ],
     "no_gpus": None,
     "paths": {"data_dir": "/d", "weights_dir": "/w", "models": "/m", "tls_cert": None},
+    "host": "127.0.0.1",
+    "reserve_bytes": GIB,
 }
 STATUS = Status.model_validate(WHOLE)
 
