@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from engine.config import Config, TierSpec, load_config
 from engine.errors import EngineError
-from server.api.admin.schema import Key, check_rights, check_scopes, working_admins
+from server.api.admin.schema import Key, check_rights, working_admins
 from server.cli.options import AsJson, Commands, DataDir, Models, T, in_store, missing_store, read_time, refuse, tell
 from server.settings import Settings, load_settings
 from server.store import KeyFieldError
@@ -99,17 +99,13 @@ def create(  # noqa: PLR0913 - one argument per option
         return
     if name is None or tier is None:
         refuse("Give --name and --tier, or --from with a file that has both for each key.")
-    check_scopes(scope or ())
     check_rights(config, tier, model or ())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
     own = _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
-    rights, limits = (tier, scope or DEFAULT_SCOPES, model or None, expires_at), KeyLimits(**own)
+    rights = (tier, scope or DEFAULT_SCOPES, model or None, expires_at)
+    planned = plan_key(name, *rights, now=utc_now(), notes=notes, limits=KeyLimits(**own))
     note = _on_new_database(settings)
-    text, key = in_store(
-        settings,
-        lambda database: KeyStore(database).create(name, *rights, notes=notes, limits=limits),
-        make_store=True,
-    )
+    ((text, key),) = in_store(settings, lambda database: KeyStore(database).create_all([planned]), make_store=True)
     data = _data(key, config.tiers)
     until = f"until {_minute(key.expires_at)}" if key.expires_at else "without an end date"
     tell(
@@ -177,7 +173,6 @@ def _planned_row(config: Config, row: Mapping[str | None, Any]) -> ApiKey:
         raise KeyFieldError("row", "It has more or fewer fields than the first line has columns.")
     text = {str(name): str(value).strip() for name, value in row.items()}
     scopes, models = (text.get(name, "").split() or None for name in ("scopes", "models"))
-    check_scopes(scopes or ())
     check_rights(config, text["tier"], models or ())
     expires = text.get("expires")
     try:
@@ -273,7 +268,6 @@ def update(  # noqa: PLR0913 - one argument per option
 
     async def change(store: KeyStore, public_id: str) -> ApiKey:
         old = await store.find(public_id)
-        check_scopes(changes.get("scopes", ()))
         if changes.keys() & {"tier", "models"}:
             config, models = load_config(settings.models), changes.get("models", old.models)
             check_rights(config, changes.get("tier", old.tier), models or (), had=old.models or ())

@@ -392,10 +392,10 @@ def _check(key: ApiKey) -> None:
         raise KeyFieldError("name", f"A key's name is 1 to {NAME_LENGTH} printable characters, not all blank.")
     if not (1 <= len(key.tier) <= NAME_LENGTH and key.tier.isprintable()):
         raise KeyFieldError("tier", "A key needs a tier.")
-    unknown = sorted(key.scopes.difference(SCOPES))
-    if unknown or not key.scopes:
-        named = f"Unknown scope {unknown[0]!r}." if unknown else "A key needs at least one scope."
-        raise KeyFieldError("scopes", f"{named} Scopes are: {', '.join(SCOPES)}.")
+    for scope in key.scopes:
+        check_known("scope", "scopes", scope, SCOPES)
+    if not key.scopes:
+        raise KeyFieldError("scopes", f"A key needs at least one scope. Scopes are: {', '.join(SCOPES)}.")
     if key.models is not None and not all(model and model.isprintable() for model in key.models):
         raise KeyFieldError("models", "A model's name is empty or has unprintable characters.")
     if key.models == ():
@@ -406,6 +406,19 @@ def _check(key: ApiKey) -> None:
         limit = getattr(key.limits, name)
         if limit is not None and (isinstance(limit, bool) or not 0 <= limit <= LARGEST_LIMIT):
             raise KeyFieldError(name, f"{name} is a number from 0 to {LARGEST_LIMIT}, or null for the tier's.")
+
+
+def check_known(kind: str, field: str, given: str, known: Iterable[str]) -> None:
+    """Raise KeyFieldError for a name that there is not."""
+    names = list(known)
+    if given in names:
+        return
+    from engine.config.messages import near_miss  # most commands do without models.yaml
+
+    near = near_miss(given, names)
+    meant = f" Did you mean {near!r}?" if near else ""
+    shown = repr(given) if len(given) <= 64 and given.isprintable() else "of this name"
+    raise KeyFieldError(field, f"There is no {kind} {shown}.{meant} Known: {', '.join(names)}.")
 
 
 def _check_end(expires_at: datetime | None, now: datetime) -> None:

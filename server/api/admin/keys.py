@@ -24,7 +24,6 @@ from server.api.admin.schema import (
     UsageQuery,
     UsageSum,
     check_rights,
-    check_scopes,
     groups,
     working_admins,
 )
@@ -76,7 +75,6 @@ router = APIRouter(
 @router.post("")
 async def create_key(body: NewKeyBody, keys: TheKeyAdmin, by: TheActor) -> NewKey:
     """Make a key. Its text is in this answer and never again."""
-    check_scopes(body.scopes)
     check_rights(keys.engine.config, body.tier, body.models or ())
     fields = body.model_dump(exclude={"limits"})
     return NewKey.made(*await keys.cache.store.create(**fields, limits=KeyLimits(**dict(body.limits)), by=by))
@@ -99,7 +97,6 @@ async def update_key(public_id: str, body: ChangesBody, keys: TheKeyAdmin, by: T
     """Change name, tier, scopes, models, notes or limits."""
     changes = body.model_dump(exclude_unset=True)
     changes |= changes.pop("limits", {})
-    check_scopes(changes.get("scopes", ()))
     if "tier" in changes or "models" in changes:
         old = await keys.cache.store.find(public_id)
         models = changes.get("models", old.models) or ()

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from server.api.schema import AnyKey, Asked, Iso
 from server.store import KeyFieldError
-from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey
+from server.store.keys import DEFAULT_SCOPES, ApiKey, check_known
 from server.store.schema import utc_now
 from server.store.usage import GroupBy, UsageRow
 from server.validation import FieldError, iso, moment, past, spelled
@@ -173,36 +173,18 @@ def working_admins(keys: Iterable[ApiKey], now: datetime) -> list[str]:
     return [key.public_id for key in keys if "admin" in key.scopes and key.usable_at(now)]
 
 
-def check_scopes(scopes: Iterable[str]) -> None:
-    """Raise `KeyFieldError` for an unknown scope. For the command line and HTTP, like `check_rights`."""
-    for scope in scopes:
-        _check_known("scope", "scopes", scope, SCOPES)
-
-
 def check_rights(config: "Config", tier: str, models: Iterable[str], *, had: Collection[str] = ()) -> None:
     """Raise `KeyFieldError` unless the tier is configured and may use each of the models.
 
     A model that the key `had` may be gone from models.yaml.
     """
-    _check_known("tier", "tier", tier, config.tiers)
+    check_known("tier", "tier", tier, config.tiers)
     for model in models:
         entry = config.entry(model)
         if entry is None:
-            _check_known("model", "models", model, {*config.entries, *had})
+            check_known("model", "models", model, {*config.entries, *had})
             continue
         needed = entry.tier
         if needed not in config.tiers[tier].models:
             message = f"Keys of tier {tier!r} may not use the model {model!r}: it is for tier {needed!r}."
             raise KeyFieldError("models", message)
-
-
-def _check_known(kind: str, field: str, given: str, known: Iterable[str]) -> None:
-    names = list(known)
-    if given in names:
-        return
-    from engine.config.messages import near_miss  # most commands need no models.yaml
-
-    near = near_miss(given, names)
-    meant = f" Did you mean {near!r}?" if near else ""
-    shown = repr(given) if len(given) <= 64 and given.isprintable() else "of this name"
-    raise KeyFieldError(field, f"There is no {kind} {shown}.{meant} Known: {', '.join(names)}.")
