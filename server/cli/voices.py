@@ -281,8 +281,6 @@ def say(  # noqa: PLR0913 - one argument per option
     models: Models = None,
 ) -> None:
     """Speak a text, through this machine's loudspeaker or into a file. No server is needed."""
-    from engine.process.parent import WorkerDiedError
-
     if text.encode(errors="replace").decode() != text:
         refuse("The text is not valid UTF-8. Is the terminal's encoding UTF-8?")
     player = None if output else _player()
@@ -307,8 +305,6 @@ def say(  # noqa: PLR0913 - one argument per option
         target = output or Path(folder) / file
         try:
             seconds = asyncio.run(_speak(spec, request, found, target, mark=settings.image_mark))
-        except WorkerDiedError as error:
-            refuse(str(error), code=1)
         except OSError as error:
             refuse(f"{file} cannot be written: {error.strerror}.", code=1)
         if player and subprocess.run([*player, str(target)], check=False).returncode:
