@@ -200,17 +200,6 @@ def prompt_too_long(tokens: str, context_length: int, prompt_field: PromptField)
     )
 
 
-def check_answer_alone(max_tokens: int | None, context_length: int, prompt_field: PromptField = "messages") -> None:
-    """Refuse what could not fit after the shortest of prompts, before anything is tokenised."""
-    if max_tokens is not None and max_tokens >= context_length:
-        raise ContextLengthError(
-            f"This model's maximum context length is {context_length} tokens. However, you requested {max_tokens} "
-            f"tokens in the completion alone, which leaves no room for the {prompt_field}. Send `max_tokens` of at "
-            f"most {context_length - 1} less the tokens of the {prompt_field}.",
-            param="max_tokens",
-        )
-
-
 # vLLM removes a first line of `system` that begins so: Claude Code's, which differs in every request.
 _BILLING_LINE = "x-anthropic-billing-header"
 _ROLES = frozenset({"system", "user", "assistant"})

@@ -30,7 +30,6 @@ from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, Tr
 from engine.backends.vllm.processes import StarterThread
 from engine.backends.vllm.request import (
     TextPrompts,
-    check_answer_alone,
     check_context,
     check_probabilities,
     check_tokens,
@@ -193,7 +192,6 @@ class Serving:
         sequences = len(request.prompts) * request.n
         with ChatTicket(self.admission, request, sequences, stream) as ticket, errors:
             asked = self._held_to(request)
-            check_answer_alone(asked, self.context_length, "prompt")
             async with self._renders.turn(_turn_of(request)):
                 inputs = await render_texts(self.vllm, request)
             lengths = [len(each["prompt_token_ids"]) for each in inputs]
@@ -255,7 +253,6 @@ class Serving:
         Its grammar is first compiled outside the engine, in the turn of the request's owner.
         """
         asked = self._held_to(request)
-        check_answer_alone(asked, self.context_length)
         token_ids = self.text_tokens(request)
         if token_ids:
             vllm_request = translate(request, stream=not request.whole)

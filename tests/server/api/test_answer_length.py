@@ -69,4 +69,4 @@ async def test_where_nothing_is_clamped_the_error_says_which_value_fits(chat_ser
         assert "x-hearth-clamped" not in fits.headers
         alone = await http.post(path, json={"model": MODEL, "temperature": 0, **asked, field: 32000})
         assert_error(alone, 400, "context_length_exceeded", field)
-        assert f"Send `{field}` of at most 2047" in alone.json()["error"]["message"]
+        assert f"Send `{field}` of at most {most}, or shorten" in alone.json()["error"]["message"]
