@@ -6,6 +6,7 @@ The mark of AI-made audio is set if the format has a place for it: AAC (ADTS) an
 import contextlib
 import io
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -116,29 +117,14 @@ def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArra
     length = round(len(samples) / speed)
     if speed == 1:
         return samples
-    graph: Any = av.filter.Graph()
-    source = graph.add_abuffer(format="flt", layout="mono", sample_rate=rate, time_base=Fraction(1, rate))
     # One atempo filter takes 0.5 to 2, so two are chained. They keep the last samples back: silence is added for that.
-    halves = [graph.add("atempo", str(math.sqrt(speed))) for _ in range(2)]
-    graph.link_nodes(source, *halves, graph.add("abuffersink")).configure()
-    graph.push(_frame(np.pad(samples, (0, rate // 2)), rate))
-    graph.push(None)
-    made = []
-    with contextlib.suppress(EOFError):
-        while True:
-            made.append(graph.pull().to_ndarray()[0])
+    halves = [("atempo", str(math.sqrt(speed)))] * 2
+    made = [frame.to_ndarray()[0] for frame in _filtered(np.pad(samples, (0, rate // 2)), rate, halves)]
     return np.concatenate([*made, np.zeros(length, np.float32)])[:length]
 
 
-# K-weighting at 48 kHz, (b, a) of both filters; blocks of 0.4 s, four to each; the two gates.
-# Source: ITU-R BS.1770-5, annex 1.
-_K_WEIGHTING = (
-    ((1.53512485958697, -2.69169618940638, 1.19839281085285), (1.0, -1.69065929318241, 0.73248077421585)),
-    ((1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621)),
-)
-_BLOCK_SECONDS, _STEP_SECONDS = 0.4, 0.1
-_SILENCE_LUFS, _GATE_LU = -70.0, -10.0
-_LUFS = -20.0  # of every voice
+_LUFS = -20.0  # of every voice that says nothing of it itself
+_SHORTEST_SECONDS = 0.4  # what has a loudness
 
 
 def gain(samples: NDArray[np.float32], rate: int) -> np.float32:
@@ -147,22 +133,22 @@ def gain(samples: NDArray[np.float32], rate: int) -> np.float32:
 
 
 def loudness_lufs(samples: NDArray[np.float32], rate: int) -> float:
-    """Return the integrated loudness of a mono sound; of silence `_SILENCE_LUFS`."""
-    block, step = round(_BLOCK_SECONDS * rate), round(_STEP_SECONDS * rate)
-    padded = np.pad(samples, (0, max(0, block - len(samples)))).astype(np.float64)
-    size = 1 << len(padded).bit_length()  # of other lengths a transform can take ten times as long
-    turned = np.exp(-2j * np.pi * np.fft.rfftfreq(size, 1 / rate) / 48_000)
-    response = np.prod([np.polyval(b[::-1], turned) / np.polyval(a[::-1], turned) for b, a in _K_WEIGHTING], axis=0)
-    weighted = np.fft.irfft(np.fft.rfft(padded, size) * response, size)[: len(padded)]
-    power = np.array([np.mean(weighted[at : at + block] ** 2) for at in range(0, len(padded) - block + 1, step)])
-    loud = power[_lufs(power) > _SILENCE_LUFS]
-    if not len(loud):
-        return _SILENCE_LUFS
-    return float(_lufs(np.mean(loud[_lufs(loud) > _lufs(np.mean(loud)) + _GATE_LU])))
+    """Return the integrated loudness of a mono sound (ITU-R BS.1770), with silence behind one that is too short."""
+    padded = np.pad(samples, (0, max(0, math.ceil(_SHORTEST_SECONDS * rate) - len(samples))))
+    told = [frame.metadata for frame in _filtered(padded, rate, [("ebur128", "metadata=1:framelog=quiet")])]
+    return next(float(one["lavfi.r128.I"]) for one in reversed(told) if one)  # a last short frame has none
 
 
-def _lufs(power: Any) -> Any:
-    return -0.691 + 10 * np.log10(np.maximum(power, 1e-20))
+def _filtered(samples: NDArray[np.float32], rate: int, filters: Sequence[tuple[str, str]]) -> Iterator[Any]:
+    """Yield the frames that FFmpeg's filters, each with its options, make of a mono sound."""
+    graph: Any = av.filter.Graph()
+    source = graph.add_abuffer(format="flt", layout="mono", sample_rate=rate, time_base=Fraction(1, rate))
+    graph.link_nodes(source, *(graph.add(*one) for one in filters), graph.add("abuffersink")).configure()
+    graph.push(_frame(samples, rate))
+    graph.push(None)
+    with contextlib.suppress(EOFError):
+        while True:
+            yield graph.pull()
 
 
 def _frame(samples: NDArray[np.float32], rate: int) -> Any:
