@@ -264,11 +264,19 @@ class ChatOutputs:
         if self._count_reasoning:
             choice.token_ids += piece.token_ids
             if delta.reasoning:
-                choice.reasoning_tokens = choice.completion_tokens  # while it reasons, all tokens so far
+                # While it reasons, those are all so far.
+                choice.reasoning_tokens = choice.completion_tokens - _behind_reasoning(parsed.parser, piece.token_ids)
             if choice.finished and choice.reasoning_tokens:
                 # If the prompt begins the reasoning, the parser finds none: then it is all before the answer.
                 counted = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
                 choice.reasoning_tokens = counted or choice.reasoning_tokens
+
+
+def _behind_reasoning(parser: Any, token_ids: Sequence[int]) -> int:
+    """Return how many of a step's tokens are no reasoning, from the mark on that ends it."""
+    if len(token_ids) == 1 or not parser.is_reasoning_end(token_ids):
+        return 0
+    return next(count for count in range(1, len(token_ids) + 1) if not parser.is_reasoning_end(token_ids[:-count]))
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ class Counted:
         return self._parser.count_reasoning_tokens(token_ids)
 
 
+@pytest.mark.parametrize("size", [1, 3, 16])  # tokens of a step
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])
 @pytest.mark.parametrize(
     ("prompt_ends", "answer", "thought"),
@@ -51,7 +52,7 @@ class Counted:
     ],
 )
 def test_reasoning_is_counted_once_at_the_end(
-    tokenizer: Any, reasoning: str, prompt_ends: str, answer: str, thought: str
+    tokenizer: Any, reasoning: str, prompt_ends: str, answer: str, thought: str, *, size: int
 ):
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser.parser_manager import ParserManager
@@ -67,9 +68,10 @@ def test_reasoning_is_counted_once_at_the_end(
     parser = Counted(made(tokenizer, None))
     outputs = ChatOutputs(None, request, [CallStream(parser, request, tokenizer)], count_reasoning=True)
     prompt, tokens = ids("hello" + prompt_ends), ids(answer)
-    for at, token in enumerate(tokens, 1):
-        reason = ("stop" if SAID in answer else "length") if at == len(tokens) else None
-        piece = {"index": 0, "text": tokenizer.decode([token]), "token_ids": [token], "finish_reason": reason}
+    for at in range(0, len(tokens), size):
+        new = tokens[at : at + size]
+        reason = ("stop" if SAID in answer else "length") if at + size >= len(tokens) else None
+        piece = {"index": 0, "text": tokenizer.decode(new), "token_ids": new, "finish_reason": reason}
         output = SimpleNamespace(
             outputs=[SimpleNamespace(**piece, stop_reason=None, logprobs=None)],
             prompt_token_ids=prompt,
