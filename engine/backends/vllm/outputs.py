@@ -276,7 +276,8 @@ def _behind_reasoning(parser: Any, token_ids: Sequence[int]) -> int:
     """Return how many of a step's tokens are no reasoning, from the mark on that ends it."""
     if len(token_ids) == 1 or not parser.is_reasoning_end(token_ids):
         return 0
-    return next(count for count in range(1, len(token_ids) + 1) if not parser.is_reasoning_end(token_ids[:-count]))
+    counts = range(1, len(token_ids))
+    return next((count for count in counts if not parser.is_reasoning_end(token_ids[:-count])), len(token_ids))
 
 
 @dataclass(slots=True)

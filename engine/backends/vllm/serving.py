@@ -39,7 +39,7 @@ from engine.backends.vllm.request import (
     translate,
     translate_text,
 )
-from engine.backends.vllm.tool_calls import CallStream, mend, parsers_to_try
+from engine.backends.vllm.tool_calls import CallStream, mend, parsers_to_try, takes_joined_steps
 from engine.config import ChatModelSpec
 from engine.config.models import ChatEngineSpec
 from engine.errors import LoadError, RequestError, UnavailableError
@@ -182,7 +182,7 @@ class Serving:
             core = self._core_request(name, priority, vllm_request, inputs, longest, adapter)
             outputs, only_text = self._outputs(request, vllm_request, core)
             collector = Collector(stream, outputs.step, errors.translated, stream.finish)
-            await self._start([(core, collector)], stream, only_text=only_text, is_whole=is_whole)
+            await self._start([(core, collector)], stream, self._state_class(request, only_text, is_whole))
 
     async def text(self, request: TextRequest, stream: TokenStream) -> None:
         """Continue plain texts, like `chat`."""
@@ -212,7 +212,7 @@ class Serving:
                 core = self._core_request(name, own_priority, vllm_request, prompt, tokens, adapter)
                 step = partial(outputs.step, position)
                 requests.append((core, Collector(stream, step, errors.translated, outputs.finished)))
-            await self._start(requests, stream)
+            await self._start(requests, stream, self._states and self._states.joined)
 
     @staticmethod
     def is_without_template(error: RequestError) -> bool:
@@ -329,6 +329,18 @@ class Serving:
         streams = [CallStream(parser, vllm_request, tokenizer) for parser in parsers]
         return ChatOutputs(serving, vllm_request, streams, count_reasoning=self.reasons, grammar_field=field), False
 
+    def _state_class(self, request: ChatRequest, only_text: bool, is_whole: bool) -> Any:  # noqa: FBT001
+        """Return what replaces vLLM's state of a request; None: nothing, as a parser needs each step alone."""
+        if self._states is None:
+            return None
+        if only_text:
+            return self._states.text
+        kinds = ["reasoning_parser_cls", *(["tool_parser_cls"] if request.tools else [])]
+        parsers = [parser for kind in kinds if (parser := getattr(self.vllm.parser_cls, kind, None)) is not None]
+        if not all(takes_joined_steps(parser) for parser in parsers):
+            return None
+        return self._states.whole if is_whole else self._states.joined
+
     def _adapter(self, request: ChatRequest | TextRequest) -> Any:
         """Return vLLM's request for the requested adapter, if any; a demo has no adapters."""
         if request.adapter is None or not self.adapters:
@@ -353,15 +365,8 @@ class Serving:
             core.reasoning_ended = True  # by default a grammar holds from the first token on
         return core
 
-    async def _start(
-        self,
-        requests: list[tuple[Any, Collector]],
-        stream: TokenStream,
-        *,
-        only_text: bool = False,
-        is_whole: bool = False,
-    ) -> None:
-        """Give the core what `AsyncLLM.add_request` would. `only_text`: it is one answer that nothing has to parse."""
+    async def _start(self, requests: list[tuple[Any, Collector]], stream: TokenStream, state_class: Any) -> None:
+        """Give the core what `AsyncLLM.add_request` would. `state_class`: see `_state_class`."""
         engine = self._engine
         if engine.errored:
             raise EngineDeadError
@@ -370,10 +375,9 @@ class Serving:
         try:
             children = [child for core, collector in requests for child in self._registered(core, collector)]
             states = [engine.output_processor.request_states[child.request_id] for child in children]
-            if self._states is not None:
-                of_parsed = self._states.whole if is_whole else self._states.joined
+            if state_class is not None:
                 for state in states:
-                    state.__class__ = self._states.text if only_text else of_parsed
+                    state.__class__ = state_class
             if requests[0][0].sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
                 prompt_tokens = sum(len(core.prompt_token_ids) for core, _ in requests)
                 stream.so_far = partial(_so_far, prompt_tokens, [state.detokenizer for state in states])

@@ -41,11 +41,16 @@ def mend(parser_class: Any) -> None:
     tool_parser = getattr(parser_class, "tool_parser_cls", None)
     if tool_parser is None:
         return
-    if not tool_parser.engine_based_streaming:
+    if not takes_joined_steps(tool_parser):
         layers = (_MarksInTexts, _Mended) if compat.fits("marks in texts") and _is_hermes(tool_parser) else (_Mended,)
         parser_class.tool_parser_cls = type(tool_parser.__name__, (*layers, tool_parser), {})
     elif compat.fits("exact values"):
         parser_class.tool_parser_cls = _exact(tool_parser)
+
+
+def takes_joined_steps(parser: Any) -> bool:
+    """Whether a class of parsers reads any number of tokens at once. Older ones lose calls and marks of such steps."""
+    return bool(getattr(parser, "engine_based_streaming", False))
 
 
 def _exact(tool_parser: Any) -> Any:

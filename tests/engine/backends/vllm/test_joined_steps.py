@@ -110,3 +110,54 @@ def test_an_answer_that_comes_at_once_is_whole(state: str):
     assert [step for token in processor.token_ids[:-1] for step in processor.take([token])] == []
     steps = processor.take(processor.token_ids[-1:], finished=True)
     assert text_of(steps) == TEXT
+
+
+THOUGHT, SAID = "hello there my friend, you are a good one and so is the day", "what a day it is, said the old man"
+BOUNDS = {"gemma4": ("<|channel>thought\n", "<channel|>"), "seed_oss": ("<seed:think>", "</seed:think>")}
+MARKS = (
+    "<think>",
+    "</think>",
+    "<seed:think>",
+    "</seed:think>",
+    "<|channel>",
+    "<channel|>",
+    "<tool_call>",
+    "</tool_call>",
+)
+MORE_MARKS = ("<|tool_call>", "<tool_call|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+GEMMAS = ("<|tool_response>", "<|turn>", "<turn|>")
+
+
+def test_parsers_whose_steps_join_read_the_same_of_them():
+    """The tool parsers are in test_tool_parsers.py."""
+    from transformers import AutoTokenizer
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser.parser_manager import ParserManager
+
+    from engine.backends.vllm.tool_calls import FAMILIES, CallStream, takes_joined_steps
+
+    tokenizer = AutoTokenizer.from_pretrained(weights_dir("chat"))
+    tokenizer.add_tokens([mark for mark in (*MARKS, *MORE_MARKS, *GEMMAS) if mark not in tokenizer.get_vocab()])
+    request = ChatCompletionRequest.model_validate({"messages": []})
+    read = []
+    for name in sorted({reasoning for _, reasoning in FAMILIES.values() if reasoning} - {"openai_gptoss", "olmo3"}):
+        made = ParserManager.get_parser(reasoning_parser_name=name, tokenizer=tokenizer)
+        if not takes_joined_steps(made.reasoning_parser_cls):
+            continue
+        begin, end = BOUNDS.get(name, ("<think>", "</think>"))
+        for prompt, text in ((begin, THOUGHT + end + SAID), ("hello", begin + THOUGHT + end + SAID)):
+            found = set()
+            for size in (1, 2, 3, 5, 8, 16, 100):
+                stream = CallStream(made(tokenizer, None), request, tokenizer)
+                tokens, prompt_tokens = tokenizer.encode(text), tokenizer.encode(prompt)
+                content, reasoning, done = "", "", ""
+                for at in range(0, len(tokens), size):
+                    so_far = tokenizer.decode(tokens[: at + size])
+                    reason = "stop" if at + size >= len(tokens) else None
+                    new = stream.feed(so_far[len(done) :], tokens[at : at + size], prompt_tokens, reason)
+                    content, reasoning, done = content + new[0], reasoning + new[1], so_far
+                found.add((reasoning, content))
+            assert len(found) == 1, (name, prompt)
+            assert prompt != begin or found == {(THOUGHT, SAID)}, name
+        read.append(name)
+    assert {"gemma4", "glm45", "qwen3"} <= set(read)
