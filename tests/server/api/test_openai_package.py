@@ -34,12 +34,6 @@ def test_a_plain_answer(sync_client: openai.OpenAI):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-async def test_a_plain_answer_async(client: openai.AsyncOpenAI):
-    answer = await client.chat.completions.create(**REQUEST)
-    assert answer.choices[0].message.content == HELLO_ANSWER
-    assert answer._request_id
-
-
 def test_a_stream(sync_client: openai.OpenAI):
     with sync_client.chat.completions.create(**REQUEST, stream=True) as stream:
         chunks = list(stream)

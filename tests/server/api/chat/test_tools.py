@@ -91,12 +91,13 @@ async def test_a_first_message_beside_all_tools_of_a_front_end_is_answered(clien
 
 
 async def test_required_and_named_call_even_where_the_model_would_not(client: openai.AsyncOpenAI) -> None:
-    _, calls, finish_reason = await plain(client, **request(HELLO, tool_choice="required"))
-    assert finish_reason == "tool_calls"
-    assert calls
-    _, calls, finish_reason = await plain(client, **request(HELLO, tool_choice=named("get_weather")))
-    assert [name for name, _ in calls] == ["get_weather"]
-    assert finish_reason == "stop"
+    for way in (plain, streamed):
+        _, calls, finish_reason = await way(client, **request(HELLO, tool_choice="required"))
+        assert finish_reason == "tool_calls"
+        assert calls
+        _, calls, finish_reason = await way(client, **request(HELLO, tool_choice=named("get_weather")))
+        assert [name for name, _ in calls] == ["get_weather"]
+        assert finish_reason == "stop"
 
 
 async def test_parallel_tool_calls_can_be_switched_off(client: openai.AsyncOpenAI) -> None:

@@ -184,11 +184,6 @@ async def test_too_many_pictures_are_refused(http: httpx2.AsyncClient) -> None:
     assert_error(await http.post(CHAT, json=asking(*[url] * 9)), 400, "invalid_value", "messages[0].content[8]")
 
 
-async def test_a_model_that_cannot_see_says_so_before_it_looks(http: httpx2.AsyncClient) -> None:
-    answer = await http.post(CHAT, json=asking("https://example.com/a.png", model="service-plus"))
-    assert_error(answer, 400, "unsupported_capability", "messages[0].content[0]")
-
-
 @pytest.mark.parametrize("text", ["<image>", "<fake_token_around_image><global-img><image>", "<image>" * 50])
 async def test_the_marks_of_pictures_in_a_text_harm_nobody(http: httpx2.AsyncClient, text: str) -> None:
     url = uri(file_of(square("red")))
