@@ -6,20 +6,24 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from chat_parts import MODEL
 from serving import Server
+from small_models import CHAT_ENTRY, models_yaml
 
 pytestmark = pytest.mark.engine
 
 
 async def test_a_burst_of_long_prompts_is_prepared_one_after_the_other(tmp_path: Path):
+    (tmp_path / "models.yaml").write_text(models_yaml(CHAT_ENTRY.replace("2048", "32768")))
+    environment = {"HEARTH_MODELS": str(tmp_path / "models.yaml")}
     # vLLM gives up on a template that takes longer than this, with what it waits for others
-    with Server(tmp_path, environment={"VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "0.3"}) as server:
+    environment["VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT"] = "0.3"
+    with Server(tmp_path, environment=environment) as server:
         assert server.admin_key is not None
         headers = {"Authorization": f"Bearer {server.admin_key.text}"}
-        async with httpx2.AsyncClient(base_url=server.base_url, headers=headers, timeout=120) as http:
-            model = next(m["id"] for m in (await http.get("/models")).json()["data"] if "chat" in m["capabilities"])
+        async with httpx2.AsyncClient(base_url=server.base_url, headers=headers, timeout=240) as http:
             messages = [{"role": "user", "content": "A long question. " * 6000}]
-            body = {"model": model, "messages": messages}
+            body = {"model": MODEL, "messages": messages}
             asked = [asyncio.create_task(http.post("/tokenize", json=body)) for _ in range(60)]
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)  # the others are still read
             later = [http.post("/tokenize", json=body) for _ in range(20)]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -52,7 +53,7 @@ async def post(server: Server, key: Key, fields: dict[str, Any]) -> tuple[httpx2
     """Ask for an answer; return it and how many seconds it took."""
     body = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 200, **fields}
     began = time.monotonic()
-    async with httpx2.AsyncClient(base_url=server.root_url, timeout=120) as client:
+    async with httpx2.AsyncClient(base_url=server.root_url, timeout=240) as client:
         response = await client.post(CHAT, json=body, headers={"Authorization": f"Bearer {key.text}"})
     return response, time.monotonic() - began
 
@@ -87,21 +88,22 @@ async def test_three_bombs_end_at_the_deadline_while_another_key_is_served(serve
     ]
     slowest, served, most_bytes = 0.0, 0, 0
     while not all(bomb.done() for bomb in bombs):
-        response, seconds = await post(server, neighbour, answer_format(small(served)))
+        response, took = await post(server, neighbour, answer_format(small(served)))
         assert response.status_code == 200, response.text
         assert set(json.loads(response.json()["choices"][0]["message"]["content"])) == {f"code{served}"}
-        slowest, served = max(slowest, seconds), served + 1
-        most_bytes = max([most_bytes, *(process.memory_info().rss for process in compilers(server))])
+        slowest, served = max(slowest, took), served + 1
+        with suppress(psutil.NoSuchProcess):
+            most_bytes = max([most_bytes, *(process.memory_info().rss for process in compilers(server))])
     answers = [bomb.result() for bomb in bombs]
     for (response, seconds), field in zip(answers, ("response_format", "tools", "response_format"), strict=True):
         assert_refused(response, field)
-        assert seconds < 40  # one after the other, on a machine with much else to do
-    assert slowest < 10
+        assert seconds < 100  # one after the other, on a machine with much else to do
+    assert slowest < min(seconds for _, seconds in answers)
     assert served >= 2
     assert most_bytes < MOST_RSS_BYTES
     response, seconds = await post(server, bomber, answer_format(counted))
     assert_refused(response, "response_format")
-    assert seconds < 3, "it was known to be too complex"
+    assert seconds < 9, "it was known to be too complex"  # else it would take 10 again
 
 
 async def test_a_compiler_that_is_killed_is_replaced(server: Server, admin_key: Key) -> None:
@@ -123,12 +125,16 @@ async def test_a_compiler_killed_in_the_middle_costs_nobody_an_answer(server: Se
     times = {process.pid: process.cpu_times().user for process in compilers(server)}
 
     def at_work() -> list[psutil.Process]:
-        found = compilers(server)
-        return [process for process in found if process.cpu_times().user > times.get(process.pid, 0) + 0.2]
+        found = []
+        for process in compilers(server):
+            with suppress(psutil.NoSuchProcess):
+                found += [process] if process.cpu_times().user > times.get(process.pid, 0) + 0.2 else []
+        return found
 
-    await async_poll_until(lambda: bool(at_work()) or busy.done(), 30)
+    await async_poll_until(lambda: bool(at_work()), 60)
     for process in at_work():
         process.kill()
+    assert not busy.done()
     response, _ = await busy
     assert response.status_code == 200, response.text
 
