@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 from demo_models.transcription.sentences import fixed_sentences
-from leaving_parts import line_of
+from leaving_parts import WITHIN_SECONDS, gone_line, line_of
 from serving import Key, Server, async_poll_until, open_socket
 from sound_parts import (
     MODEL,
@@ -181,18 +181,18 @@ async def test_a_client_that_leaves_frees_everything_within_a_second(
         models = (await http.get("/v1/models")).json()["data"]
         return next(int(model["running"]) for model in models if model["id"] == MODEL)
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not await running():
         assert time.monotonic() < deadline
+    left_at = time.time()
     opened.close()
-    left_at = time.monotonic()
-    line = await line_of(server, "left-hearing")
-    while await running():
-        assert time.monotonic() < left_at + 2
-    seconds = time.monotonic() - left_at
-    assert line["status"] == 499
-    assert seconds < 1.5  # a second, and what it takes to see it
-    await async_poll_until(lambda: not list(uploads.iterdir()), 5)
+    while True:
+        asked_at = time.time()  # a slow answer does not count
+        if not await running():
+            break
+        assert asked_at - left_at < WITHIN_SECONDS
+    await gone_line(server, "left-hearing", left_at)
+    await async_poll_until(lambda: not list(uploads.iterdir()), 60)
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(200, marks=pytest.mark.rounds)])

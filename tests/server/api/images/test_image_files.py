@@ -276,7 +276,7 @@ class GatedFiles(ImageFiles):
 async def test_a_caller_who_leaves_while_a_file_is_written_leaves_none_behind(path: Path):
     async with GatedFiles(path) as files:
         saving = asyncio.create_task(files.save(IMAGE, "png"))
-        await asyncio.to_thread(files.entered.wait, 10)
+        assert await asyncio.to_thread(files.entered.wait, 30)
         saving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await saving

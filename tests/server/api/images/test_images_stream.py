@@ -95,12 +95,12 @@ async def test_a_client_that_leaves_is_not_worked_for_and_leaves_no_file(server:
         body = long | {"stream": streamed, "stream_options": {"include_progress": True} if streamed else None}
         asking = asyncio.create_task(_ask_and_wait(http, body, name))
         await asking
-        await async_poll_until(lambda name=name: _line(server, name) is not None, 10)  # its step ends first
+        await async_poll_until(lambda name=name: _line(server, name) is not None, 60)  # its step ends first
         line = _line(server, name)
         assert line is not None
         assert (line["status"], line["model"], line["stream"]) == (499, IMAGE_MODEL, streamed)
         assert line.get("images", 0) < 4
-    await async_poll_until(lambda: stored(server) == before, 5)
+    await async_poll_until(lambda: stored(server) == before, 60)
     (event,) = await stream(http, response_format="b64_json")
     assert event["type"] == COMPLETED
 
