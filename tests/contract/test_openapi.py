@@ -49,7 +49,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def document(server: Server) -> dict[str, Any]:
-    response = httpx2.get(f"{server.root_url}/openapi.json")
+    response = httpx2.get(f"{server.root_url}/openapi.json", timeout=60)
     assert response.status_code == 200
     return response.json()
 

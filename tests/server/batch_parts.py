@@ -19,7 +19,7 @@ from server.store.keys import ApiKey, KeyStore
 
 ENDPOINT = "/v1/chat/completions"
 MODEL = "service-plus"
-LONG_SECONDS = 30.0
+LONG_SECONDS = 60.0
 
 
 def line(custom_id: str, /, url: str = ENDPOINT, **body: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Answers:
     most: int = 0
 
     async def until(self, *, finished: int, running: int) -> None:
-        await async_poll_until(lambda: (len(self.asked) - self.running, self.running) == (finished, running), 10)
+        await async_poll_until(lambda: (len(self.asked) - self.running, self.running) == (finished, running), 60)
 
     def model_id(self, _key: ApiKey, name: str) -> str | None:
         return name if name == MODEL else None

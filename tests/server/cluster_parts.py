@@ -143,7 +143,7 @@ class RayCluster:
     def root_url(self, node: str = "head") -> str:
         return f"http://127.0.0.1:{self.ports[node]}"
 
-    def wait_until_ready(self, node: str = "head", seconds: float = 120) -> None:
+    def wait_until_ready(self, node: str = "head", seconds: float = 240) -> None:
         def ready() -> bool:
             with suppress(httpx2.HTTPError):
                 return httpx2.get(f"{self.root_url(node)}/health/ready", timeout=10).status_code == 200

@@ -95,7 +95,7 @@ class Collector:
 
     async def span(self, request_id: str, describe: Callable[[], str] = str) -> Span:
         """The one span of a request, once it has come."""
-        await async_poll_until(lambda: bool(self.of(request_id)), 20, describe=describe)
+        await async_poll_until(lambda: bool(self.of(request_id)), 60, describe=describe)
         (span,) = self.of(request_id)
         return span
 

@@ -38,7 +38,7 @@ class Proxy:
             command = [program, *getattr(self, f"_{self.kind}")()]
             environment = {"HOME": str(self._folder), "XDG_DATA_HOME": str(self._folder)}
             self._process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=self._folder)
-        poll_until(self._listens, 30, describe=self.log)
+        poll_until(self._listens, 60, describe=self.log)
         return self
 
     def __exit__(self, *_: object) -> None:

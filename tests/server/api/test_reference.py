@@ -20,7 +20,7 @@ def test_probes_of_other_servers_are_told_whether_the_models_answer(server: Serv
     assert (
         (answer.status_code, answer.json()["status"]) == (ready.status_code, ready.json()["status"]) == (200, "ready")
     )
-    assert httpx2.head(f"{server.root_url}{path}").status_code == 200
+    assert httpx2.head(f"{server.root_url}{path}", timeout=60).status_code == 200
 
 
 def test_the_version_is_for_every_key(server: Server, admin_key: Key):

@@ -224,5 +224,5 @@ async def test_a_key_does_what_it_was_made_for_through_the_whole_server(server: 
     def is_logged() -> bool:
         return any(line.get("key") == value["public_id"] for line in server.access_lines())
 
-    await async_poll_until(is_logged, 10)
+    await async_poll_until(is_logged, 60)
     assert await status(http, value, KEYS) == 403

@@ -207,7 +207,7 @@ async def test_last_use_is_written_in_a_batch_and_at_the_end_never_by_a_request(
 async def test_last_use_is_written_by_itself_in_time(database: Database) -> None:
     store = GatedStore(database)
     text, _ = await store.create("laptop", "standard")
-    async with asyncio.timeout(10), KeyCache(store, flush_every_seconds=0.01) as cache:
+    async with asyncio.timeout(60), KeyCache(store, flush_every_seconds=0.01) as cache:
         await cache.authenticate(text)
         await store.recorded.wait()
         assert (await store.list())[0].last_used_at is not None

@@ -75,7 +75,7 @@ async def test_another_server_goes_on_with_what_one_has_recorded(database: Datab
         await one.answers.until(finished=120, running=10)
     async with other.running():
         row = await other.ended(batch)
-        await async_poll_until(lambda: not list(other.folder.bucket.list("journals")), 20)  # deleted after the end
+        await async_poll_until(lambda: not list(other.folder.bucket.list("journals")), 60)  # deleted after the end
     output, errors = other.output(row)
     assert (row.status, row.completed, row.failed) == ("completed", 200, 0)
     assert_each_once((f"line {number}" for number in range(200)), output, errors)
@@ -90,7 +90,7 @@ async def test_of_two_servers_one_has_a_batch(database: Database, url: str, tmp_
     houses = [house_of(database, url, tmp_path / name, answers=Answers(gate=gate)) for name in ("one", "other")]
     async with houses[0].running(), houses[1].running():
         batch = await houses[0].add(await houses[0].key(), jsonl(numbered(50)))
-        await async_poll_until(lambda: any(house.answers.asked for house in houses), 20)
+        await async_poll_until(lambda: any(house.answers.asked for house in houses), 60)
         gate.set()
         row = await houses[1].ended(batch)
     assert row.completed == 50
@@ -108,7 +108,7 @@ async def test_segments_stay_small_and_are_all_read_again(
         batch = await one.add(await one.key(), jsonl(numbered(6)))
         for count in (1, 2, 3):
             steps.release()
-            await async_poll_until(lambda: len(one.folder.bucket.list("journals")) == count, 20)  # noqa: B023
+            await async_poll_until(lambda: len(one.folder.bucket.list("journals")) == count, 60)  # noqa: B023
     other = house_of(database, url, tmp_path / "other")
     async with other.running():
         row = await other.ended(batch)
@@ -145,13 +145,17 @@ def test_the_other_server_of_a_bucket_goes_on_after_a_kill(
             batch = httpx2.post(f"{one.base_url}/batches", json=body, headers=headers, timeout=60).json()["id"]
 
             def look() -> dict[str, Any]:
-                found: dict[str, Any] = httpx2.get(f"{other.base_url}/batches/{batch}", headers=headers).json()
+                found: dict[str, Any] = httpx2.get(
+                    f"{other.base_url}/batches/{batch}", headers=headers, timeout=60
+                ).json()
                 return found
 
             poll_until(lambda: look()["request_counts"]["completed"] > lines // 5, 300)
             psutil.Process(one.pid).kill()
             poll_until(lambda: look()["status"] in ENDED, 300, describe=lambda: str(look()))
             found = look()
-            content = httpx2.get(f"{other.base_url}/files/{found['output_file_id']}/content", headers=headers).content
+            content = httpx2.get(
+                f"{other.base_url}/files/{found['output_file_id']}/content", headers=headers, timeout=60
+            ).content
     assert found["status"] == "completed"
     assert_each_once((one["custom_id"] for one in asked), read_jsonl(content))

@@ -77,7 +77,7 @@ async def test_a_runner_that_is_killed_again_and_again_misses_no_line_and_double
             process.stdin.write("\n")
             pid = int(process.stdout.readline())
             more = journal_bytes() + dice.uniform(0, 400) * lines / kills  # a record has some 340 bytes
-            poll_until(lambda: journal_bytes() > more or not journals.exists(), 30)  # noqa: B023
+            poll_until(lambda: journal_bytes() > more or not journals.exists(), 60)  # noqa: B023
             psutil.Process(pid).kill()
             assert process.stdout.readline() == "ended\n"
     async with house.running():
@@ -151,7 +151,9 @@ def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(tmp_path: 
         poll_until(lambda: look()["status"] in ENDED, 600, describe=lambda: str(look()))
         found = look()
         files = [
-            read_jsonl(httpx2.get(f"{server.base_url}/files/{id_}/content", headers=headers).content) if id_ else []
+            read_jsonl(httpx2.get(f"{server.base_url}/files/{id_}/content", headers=headers, timeout=60).content)
+            if id_
+            else []
             for id_ in (found["output_file_id"], found["error_file_id"])
         ]
     finally:

@@ -49,7 +49,7 @@ async def test_answers_and_errors_come_in_the_order_of_the_input_and_are_counted
         runner.wake(batch)
         row = await house.ended(batch)
         journals = house.folder.path / "journals"
-        await async_poll_until(lambda: not any(journals.iterdir()), 10)  # after the row says that it is completed
+        await async_poll_until(lambda: not any(journals.iterdir()), 60)  # after the row says that it is completed
     assert (row.status, row.total, row.completed, row.failed) == ("completed", 100, 67, 33)
     assert row.model == MODEL
     assert row.usage == {"input_tokens": 201, "output_tokens": 134, "cached_tokens": 0, "reasoning_tokens": 0}
@@ -137,7 +137,7 @@ async def test_cancelling_keeps_what_is_done_and_ends_soon(house: House):
     house.answers.one, house.limits = one, BatchLimits(most_running=8)
     async with house.running() as runner:
         batch = await house.add(await house.key(), jsonl(numbered(300)))
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), 60)
         assert await house.store.move(batch, ("validating", "in_progress"), "cancelling")
         runner.wake(batch)
         async with asyncio.timeout(10):
@@ -302,7 +302,7 @@ async def test_it_goes_on_where_another_process_was_killed(house: House):
     house.answers.one = one
     batch = await house.add(await house.key(), jsonl(numbered(1000)))
     async with house.running():
-        await asyncio.wait_for(half.wait(), 20)
+        await asyncio.wait_for(half.wait(), 60)
     before = len(house.answers.asked)
     assert before < 1000
     async with house.running():
@@ -320,7 +320,7 @@ async def test_of_two_runners_of_a_shared_folder_one_has_it(database: Database, 
     batch = await first.add(await first.key(), jsonl(numbered(50)))
     async with first.running(), second.running():
         await first.see(batch, lambda row: row.status == "in_progress")
-        await async_poll_until(lambda: bool(first.answers.asked or second.answers.asked), 10)
+        await async_poll_until(lambda: bool(first.answers.asked or second.answers.asked), 60)
         assert bool(first.answers.asked) != bool(second.answers.asked)
         for house in (first, second):
             assert house.answers.gate is not None
@@ -331,7 +331,7 @@ async def test_of_two_runners_of_a_shared_folder_one_has_it(database: Database, 
 
 
 async def test_it_stops_though_it_was_woken_at_the_same_moment(house: House):
-    async with asyncio.timeout(10), house.running() as runner:
+    async with asyncio.timeout(60), house.running() as runner:
         await house.ended(await house.add(await house.key(), jsonl(numbered(1))))
         for _ in range(20):  # until it has nothing to do
             await asyncio.sleep(0)

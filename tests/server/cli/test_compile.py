@@ -108,7 +108,7 @@ def test_a_server_starts_with_the_code_that_is_there(fast: Server) -> None:
     fast.wait_for_line("service-plus: starting the engine process, compiled")
     assert fast.admin_key is not None
     address, headers = f"{fast.root_url}/v1/admin/status", {"Authorization": f"Bearer {fast.admin_key.text}"}
-    (model,) = httpx2.get(address, headers=headers).json()["models"]
+    (model,) = httpx2.get(address, headers=headers, timeout=60).json()["models"]
     assert model["served_with"]["compiled"] is True
     assert FAILED not in fast.log()  # it would have been, had vLLM not loaded it
     assert HINT not in fast.log()

@@ -48,7 +48,7 @@ ALL_SCOPES = ("chat", "batch", "embeddings", "images", "audio", "models", "metri
 
 
 def client_of(cluster: RayCluster, node: str, key: Key) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{cluster.root_url(node)}/v1", api_key=key.text, max_retries=0, timeout=60)
+    return openai.AsyncOpenAI(base_url=f"{cluster.root_url(node)}/v1", api_key=key.text, max_retries=0, timeout=240)
 
 
 async def ask(client: openai.AsyncOpenAI, model: str = CHAT, **more: Any) -> Any:
@@ -74,7 +74,7 @@ async def test_a_chat_streams_and_is_whole_through_any_node_whoever_has_the_mode
 async def test_what_haproxy_sends_through_serves_own_proxy_is_answered_like_the_rest(cluster: RayCluster, key: Key):
     """It does so for moments of a deploy, in which it knows of no replica that is up."""
     url = f"http://127.0.0.1:{cluster.environment['RAY_SERVE_FALLBACK_PROXY_HTTP_PORT']}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key=key.text, max_retries=0, timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key=key.text, max_retries=0, timeout=240) as client:
         whole, text = await ask(client), ""
         async for chunk in await ask(client, stream=True):
             text += "".join(choice.delta.content or "" for choice in chunk.choices)
@@ -128,11 +128,11 @@ async def test_a_client_that_leaves_frees_its_place_at_both_roles(cluster: RayCl
 
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
         for model in (CHAT, OTHER_CHAT):
-            body = {"model": model, "messages": HELLO, "stream": True, "max_tokens": 2000, "ignore_eos": True}
+            body = {"model": model, "messages": HELLO, "stream": True, "max_tokens": 16_000, "ignore_eos": True}
             async with http.stream("POST", "/v1/chat/completions", json=body) as response:
                 assert response.status_code == 200, await response.aread()
                 await anext(response.aiter_bytes())
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 10  # the answer would take longer
             while await running(model):
                 assert time.monotonic() < deadline, f"{model} still runs what its client has left"
 
@@ -164,7 +164,7 @@ async def test_clients_that_leave_before_their_answer_begins_are_noticed(cluster
             return int(model.running + model.waiting)
 
         await asyncio.gather(*(leave() for _ in range(16)))
-        deadline = time.monotonic() + 5  # to make them all takes longer
+        deadline = time.monotonic() + 30  # to make them all takes minutes
         while await asked():
             assert time.monotonic() < deadline, "images are made that nobody waits for"
 
@@ -195,8 +195,11 @@ async def test_parallel_requests_count_at_the_other_replica_within_a_second(clus
         while (await first.get("/v1/key")).json()["left"]["parallel_requests"]:
             assert not any(one.done() for one in running)
         began = time.monotonic()
-        while (await second.get("/v1/key")).json()["left"]["parallel_requests"]:
-            assert time.monotonic() < began + 2  # one, and the time that a busy machine takes to say so
+        while True:
+            asked_at = time.monotonic()  # a slow answer does not count
+            if not (await second.get("/v1/key")).json()["left"]["parallel_requests"]:
+                break
+            assert asked_at < began + 2  # one, and the time that a busy machine takes to write it
         print(f"known after {time.monotonic() - began:.2f} s")  # noqa: T201
         refused = await second.post("/v1/chat/completions", json={**item, "max_tokens": 1})
         assert not any(one.done() for one in running)
@@ -204,7 +207,7 @@ async def test_parallel_requests_count_at_the_other_replica_within_a_second(clus
             one.cancel()
         await asyncio.wait(running)
         while (await second.get("/v1/key")).json()["left"]["parallel_requests"] < 2:
-            assert time.monotonic() < began + 20
+            assert time.monotonic() < began + 60
     assert refused.status_code == 429, refused.text
 
 
@@ -233,7 +236,7 @@ async def test_usage_of_both_replicas_is_in_one_book(cluster: RayCluster):
                 model: sum(row["requests"] for row in rows if row["model"] == model) for model in (CHAT, OTHER_CHAT)
             }
 
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while await book() != {CHAT: 2, OTHER_CHAT: 2}:
             assert time.monotonic() < deadline, await book()
 

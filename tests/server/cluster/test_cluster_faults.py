@@ -130,10 +130,10 @@ async def test_a_deploy_under_load_refuses_nothing(cluster: RayCluster):
     admin = {"Authorization": f"Bearer {cluster.make_key('admin', '--scope', 'admin').text}"}
 
     def knows() -> bool:
-        tiers = httpx2.get(f"{cluster.root_url('a')}/v1/admin/tiers", headers=admin).json()["data"]
+        tiers = httpx2.get(f"{cluster.root_url('a')}/v1/admin/tiers", headers=admin, timeout=60).json()["data"]
         return "late" in {tier["id"] for tier in tiers}
 
-    await async_poll_until(knows, 30)
+    await async_poll_until(knows, 60)
     assert nodes_of(cluster) == before, "no model is another"
     content = yaml.safe_load(path.read_text())
     content["models"][CHAT]["keep_loaded"] = True

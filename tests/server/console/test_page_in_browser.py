@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import httpx2
@@ -21,7 +22,7 @@ def test_an_answer_streams_and_can_be_asked_for_again_after_an_edit(tab: Tab):
     tab.page.get_by_role("button", name="Edit").click()
     tab.page.get_by_label("Your message").fill("What is the capital of Japan?")
     tab.page.locator("form.message").get_by_role("button", name="Send").click()
-    poll_until(lambda: tab.answered() == "The capital of Japan is Tokyo.", 20)
+    poll_until(lambda: tab.answered() == "The capital of Japan is Tokyo.", 60)
     tab.page.get_by_role("button", name="Regenerate").click()
     assert tab.answered() == "The capital of Japan is Tokyo."
     assert re.search(r"8 tokens · .*first after", tab.page.locator(".message.assistant footer").inner_text())
@@ -43,17 +44,22 @@ def answer_exactly(tab: Tab, tokens: int) -> None:
 
 
 def test_stop_ends_the_answer_in_the_engine_within_a_second(server: Server, tab: Tab, admin_key: Key):
-    answer_exactly(tab, 1900)
+    answer_exactly(tab, 16_000)
     tab.ask(STORY)
     tab.page.locator(".message.assistant .markdown").wait_for()
     tab.page.get_by_role("button", name="Stop").click()
+    stopped_at = time.monotonic()
     headers = {"Authorization": f"Bearer {admin_key.text}"}
 
     def idle() -> bool:
         answer = tab.page.request.get(f"{server.base_url}/models", headers=headers)
         return sum(model["running"] for model in answer.json()["data"]) == 0
 
-    poll_until(idle, 1.0)
+    while True:
+        asked_at = time.monotonic()  # a slow answer does not count
+        if idle():
+            break
+        assert asked_at - stopped_at < 1
     assert "stopped" in tab.page.locator(".message.assistant footer").inner_text()
 
 
@@ -158,7 +164,7 @@ def test_an_admin_hands_out_a_key_that_works_and_takes_it_back(browser: Browser,
         text = shown.locator("code").first.inner_text()
         server.made_keys.append(Key(text))
         headers = {"Authorization": f"Bearer {text}"}
-        own = httpx2.get(f"{server.base_url}/key", headers=headers).json()
+        own = httpx2.get(f"{server.base_url}/key", headers=headers, timeout=60).json()
         assert (own["name"], own["tier"]) == ("Selam of the office", "standard")
         assert "admin" not in own["scopes"]
         shown.get_by_role("button", name="Close").click()
@@ -168,7 +174,7 @@ def test_an_admin_hands_out_a_key_that_works_and_takes_it_back(browser: Browser,
         )
         revoke.click()
         revoke.click()
-        poll_until(lambda: httpx2.get(f"{server.base_url}/key", headers=headers).status_code == 401, 10)
+        poll_until(lambda: httpx2.get(f"{server.base_url}/key", headers=headers, timeout=60).status_code == 401, 10)
         one.check()
 
 

@@ -98,10 +98,10 @@ def test_an_image_is_made_with_previews_and_a_voice_speaks(tab: Tab):
     tab.page.get_by_role("progressbar").wait_for()
     tab.page.get_by_role("button", name="Use seed").wait_for(timeout=60_000)
     picture = tab.page.get_by_role("img", name="a red circle")
-    poll_until(lambda: picture.evaluate("one => one.naturalWidth") == 256, 20)
+    poll_until(lambda: picture.evaluate("one => one.naturalWidth") == 256, 60)
     tab.go("Voices")
     tab.page.get_by_role("button", name="Speak").click()
-    poll_until(lambda: tab.page.locator("audio").evaluate("one => one.duration > 0.3"), 30)
+    poll_until(lambda: tab.page.locator("audio").evaluate("one => one.duration > 0.3"), 60)
     tab.go("Usage")
     tab.page.get_by_role("rowheader", name="service-image").wait_for()
 
@@ -162,7 +162,7 @@ def test_the_first_paint_comes_within_a_second(browser: Browser, server: Server,
         with opened(browser, server) as one:
             one.page.goto(server.root_url)
             one.page.get_by_label("Your key").wait_for()
-            poll_until(lambda: one.page.evaluate(PAINTED) is not None, 20)
+            poll_until(lambda: one.page.evaluate(PAINTED) is not None, 60)
             painted.append(one.page.evaluate(PAINTED))
             sizes = one.page.evaluate("performance.getEntriesByType('resource').map((one) => one.decodedBodySize)")
     told(f"first paint after {sorted(painted)} ms, {sum(sizes)} bytes")
@@ -304,7 +304,7 @@ def test_a_new_user_has_an_answer_and_a_colleague_a_key_in_a_few_clicks(
             one.page.get_by_label("Name: whose it is, or what for").fill("Selam")
             one.page.get_by_role("button", name="Make the key").click()
             text = one.page.get_by_role("dialog", name="The key, shown once").locator("code").first.inner_text()
-            models = httpx2.get(f"{server.base_url}/models", headers={"Authorization": f"Bearer {text}"})
+            models = httpx2.get(f"{server.base_url}/models", headers={"Authorization": f"Bearer {text}"}, timeout=60)
             assert models.status_code == 200
             one.check()
         told(f"ready after {ready:.1f} s, answered after {answered:.1f} s, key after {time.monotonic() - began:.1f} s")

@@ -107,7 +107,7 @@ def test_a_browser_that_refuses_the_microphone_is_explained(browser: Browser, se
 
 def test_only_this_server_may_ask_for_the_microphone(server: Server):
     for path in ("/", "/console/js/app.js"):
-        answer = httpx2.get(f"{server.root_url}{path}", headers={"Accept": "text/html"})
+        answer = httpx2.get(f"{server.root_url}{path}", headers={"Accept": "text/html"}, timeout=60)
         assert "microphone=(self)" in answer.headers["permissions-policy"]
         assert "camera=()" in answer.headers["permissions-policy"]
 

@@ -133,7 +133,7 @@ def test_a_server_that_is_lost_in_an_answer_and_comes_back_is_used_again(browser
             expect(one.page.get_by_text("The server cannot be reached")).to_have_count(0, timeout=20_000)
             one.page.unroute("**/v1/chat/completions")
             one.ask(FRANCE)
-            poll_until(lambda: "Paris" in one.answered(2), 30)
+            poll_until(lambda: "Paris" in one.answered(2), 60)
             one.errors.clear()
             one.check()
 

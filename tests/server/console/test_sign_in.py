@@ -69,7 +69,7 @@ def test_a_session_may_do_what_its_key_may_and_is_accounted_for_as_it(
     def written() -> list[str]:
         return [line["key"] for line in chat_server.access_lines() if line["request_id"] == "page-asks"]
 
-    poll_until(lambda: written() == [key.public_id], 10)
+    poll_until(lambda: written() == [key.public_id], 60)
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
@@ -154,7 +154,7 @@ def test_the_link_of_the_first_start_signs_in_once(tmp_path: Path):
     (tmp_path / "models.yaml").write_text(VOICES_ONLY)
     with Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml")}) as fresh:
         once = {"once": fresh.wait_for_line(r"#once=(\S+)")[1]}
-        signed = httpx2.post(f"{fresh.root_url}/console/session", json=once)
+        signed = httpx2.post(f"{fresh.root_url}/console/session", json=once, timeout=60)
         assert signed.status_code == 200
         assert "admin" in signed.json()["key"]["scopes"]
-        assert_error(httpx2.post(f"{fresh.root_url}/console/session", json=once), 401, "invalid_api_key")
+        assert_error(httpx2.post(f"{fresh.root_url}/console/session", json=once, timeout=60), 401, "invalid_api_key")

@@ -44,9 +44,9 @@ def proxy(
     with Proxy(request.param, tmp_path_factory.mktemp(request.param), upstream, pair) as running:
         # HAProxy and Caddy listen before they are ready to pass something on
         def passes() -> bool:
-            return httpx2.get(f"{running.url}/health/live", verify=pair.client_context()).status_code == 200
+            return httpx2.get(f"{running.url}/health/live", verify=pair.client_context(), timeout=60).status_code == 200
 
-        poll_until(passes, 30, describe=running.log)
+        poll_until(passes, 60, describe=running.log)
         yield running
 
 
@@ -109,7 +109,7 @@ async def test_a_preflight_of_a_named_origin_passes_without_a_key(proxy: Proxy, 
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
     }
-    async with httpx2.AsyncClient(base_url=proxy.url, verify=pair.client_context()) as browser:
+    async with httpx2.AsyncClient(base_url=proxy.url, verify=pair.client_context(), timeout=60) as browser:
         answer = await browser.options(CHAT, headers=asked)
         assert answer.status_code == 200, answer.text
         assert answer.headers["access-control-allow-origin"] == ORIGIN
@@ -136,7 +136,9 @@ async def test_errors_stay_our_own(outside: httpx2.AsyncClient, proxy: Proxy, pa
     if (
         proxy.kind == "caddy"
     ):  # It closes half a second after an answer, whatever comes: only who reads on sees the 413.
-        with httpx2.Client(base_url=outside.base_url, headers=outside.headers, verify=pair.client_context()) as client:
+        with httpx2.Client(
+            base_url=outside.base_url, headers=outside.headers, verify=pair.client_context(), timeout=60
+        ) as client:
             answer = await asyncio.to_thread(client.post, CHAT, content=too_large, headers=json, timeout=60)
     else:
         answer = await outside.post(CHAT, content=too_large, headers=json)

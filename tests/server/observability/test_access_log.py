@@ -60,7 +60,7 @@ async def test_lines_are_written_soon_and_in_their_order(tmp_path: Path):
     names = [str(number) for number in range(100)]
     for name in names[:50]:
         log.append(record(name))
-    await async_poll_until(lambda: (tmp_path / "access.jsonl").read_bytes().count(b"\n") == 50, 5)
+    await async_poll_until(lambda: (tmp_path / "access.jsonl").read_bytes().count(b"\n") == 50, 60)
     for name in names[50:]:
         log.append(record(name))
     log.close()

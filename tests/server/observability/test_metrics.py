@@ -22,9 +22,9 @@ async def read(http: httpx2.AsyncClient) -> Page:
     """A page that was made from here on: the first page does not count its own reading, but the next one does."""
     pages = [await read_kept(http)]
     before = pages[0].value("hearth_requests_total", route="/metrics")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while pages[-1].value("hearth_requests_total", route="/metrics") == before:
-        assert time.monotonic() < deadline, "no other page within 10 s"
+        assert time.monotonic() < deadline, "no other page within 60 s"
         pages.append(await read_kept(http))
     return pages[-1]
 
@@ -63,7 +63,7 @@ async def test_an_answer_is_counted_by_us_and_by_vllm(http: httpx2.AsyncClient):
 @pytest.mark.engine
 async def test_answers_are_counted_by_tier_while_they_run(http: httpx2.AsyncClient, server: Server):
     key = server.make_key("of a tier", tier="standard", scopes=["chat"])
-    asked = {"model": MODEL, "messages": HELLO, "stream": True, "max_tokens": 2000, "ignore_eos": True}
+    asked = {"model": MODEL, "messages": HELLO, "stream": True, "max_tokens": 16_000, "ignore_eos": True}
     async with http.stream("POST", CHAT, json=asked, headers=_with(key.text)) as answer:
         assert answer.status_code == 200
         assert (await read(http)).value("hearth_tier_running", tier="standard") == 1
@@ -82,7 +82,7 @@ async def test_whoever_reads_in_a_loop_has_the_page_made_no_more_than_once_a_sec
         return b"%d" % len(made)
 
     together = [asyncio.create_task(kept.read(make)) for _ in range(5)]
-    await async_poll_until(lambda: bool(made), 5)
+    await async_poll_until(lambda: bool(made), 60)
     together.pop().cancel()
     go.set()
     assert await asyncio.gather(*together) == [b"1"] * 4
@@ -162,7 +162,7 @@ async def test_nothing_that_a_client_sends_becomes_a_label(http: httpx2.AsyncCli
 
 @pytest.mark.engine
 async def test_the_page_asks_for_a_key_that_may_read_it(server: Server, http: httpx2.AsyncClient):
-    async with httpx2.AsyncClient(base_url=server.root_url) as stranger:
+    async with httpx2.AsyncClient(base_url=server.root_url, timeout=60) as stranger:
         assert_error(await stranger.get("/metrics"), 401, "invalid_api_key")
     scraper = server.make_key("prometheus", tier="standard", scopes=["metrics"])
     chatter = server.make_key("chat only", tier="standard", scopes=["chat"])

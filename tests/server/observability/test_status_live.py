@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from chat_parts import assert_error
-from serving import BIN, ROOT, Key, Server, poll_until
+from serving import BIN, READY_SECONDS, ROOT, Key, Server, poll_until
 from small_models import VOICE_ENTRY, models_yaml
 from tls_pair import make_pair
 
@@ -51,7 +51,7 @@ def self_test(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_server_that_is_well_says_so_with_its_models_and_what_they_take(server: Server):
-    poll_until(server.is_ready, 60)
+    server.wait_until_ready()
     code, text = hearth(server, "status", "--json")
     told = json.loads(text)
     assert (code, told["status"], told["pid"], told["base_url"]) == (0, "ready", server.pid, server.base_url)
@@ -89,7 +89,7 @@ async def test_over_http_it_is_for_administrators(server: Server, http: httpx2.A
 
 
 def test_the_doctor_asks_every_endpoint_of_every_model_and_its_key_is_gone_after_it(server: Server, admin_key: Key):
-    poll_until(server.is_ready, 60)
+    server.wait_until_ready()
     _, text = hearth(server, "doctor", "--json")
     found = self_test(json.loads(text)["findings"])
     assert {one["verdict"] for one in found} == {"ok"}, text
@@ -134,7 +134,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troubled]:
     server = Troubled(tmp_path_factory.mktemp("troubled"))
     server.start()
     try:
-        poll_until(server.is_settled, 90, describe=server.log)
+        poll_until(server.is_settled, READY_SECONDS, describe=server.log)
         yield server
     finally:
         with contextlib.suppress(ProcessLookupError):

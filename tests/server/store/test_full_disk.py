@@ -54,7 +54,7 @@ def test_a_full_disk_is_named_while_it_lasts_and_costs_two_lines(folder: Path) -
             )
 
         def degraded() -> str | None:
-            answer = httpx2.get(f"{server.root_url}/health/ready", timeout=10)
+            answer = httpx2.get(f"{server.root_url}/health/ready", timeout=60)
             assert answer.status_code == 200
             found = answer.json()["degraded"]
             return None if found is None else str(found)
@@ -76,7 +76,7 @@ def test_a_full_disk_is_named_while_it_lasts_and_costs_two_lines(folder: Path) -
         fill(ballast, _SPARE_BYTES // 2)  # a page could be written, and no more for long
         for _ in range(3):
             assert speaks()
-            poll_until(lambda: degraded() is not None, 5)
+            poll_until(lambda: degraded() is not None, 60)
         ballast.unlink()
         poll_until(lambda: degraded() is None, BACK_SECONDS, describe=server.log)
         server.make_key("after", tier="standard")

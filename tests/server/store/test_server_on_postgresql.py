@@ -50,7 +50,7 @@ class Office:
         return {"Authorization": f"Bearer {self.server.admin_key.text}"}
 
     def ready(self) -> dict[str, Any]:
-        response = httpx2.get(f"{self.server.root_url}/health/ready", timeout=10)
+        response = httpx2.get(f"{self.server.root_url}/health/ready", timeout=60)
         assert response.status_code == 200
         return dict(response.json())
 
@@ -94,7 +94,7 @@ class Load:
     def goes_on(self) -> None:
         """Wait for the next few answers."""
         before = self._office.answered.total()
-        poll_until(lambda: self._office.answered.total() >= before + 6, 30)
+        poll_until(lambda: self._office.answered.total() >= before + 6, 60)
 
     def _ask(self) -> None:
         headers = {"Authorization": f"Bearer {self._office.key.text}"}
@@ -151,7 +151,7 @@ def assert_degraded(office: Office) -> None:
     began = time.monotonic()
     assert_error(office.make_key("known to fail"), 503, "server_overloaded")
     assert time.monotonic() - began < 1
-    poll_until(lambda: office.answered.total() > before, 10)
+    poll_until(lambda: office.answered.total() > before, 60)
 
 
 def test_a_database_that_is_killed(office: Office) -> None:

@@ -289,12 +289,12 @@ async def test_a_connection_that_is_closed_twice_in_a_row_does_not_end_the_look(
     engine = database._engine.sync_engine  # where the pool is
     event.listen(engine, "checkout", close)
     async with database.watched():
-        await async_poll_until(lambda: database.failing is not None, 10)
+        await async_poll_until(lambda: database.failing is not None, 60)
         with pytest.raises(StoreUnavailableError):
             async with database.reading():
                 pass
         event.remove(engine, "checkout", close)
-        await async_poll_until(lambda: database.failing is None, 10)
+        await async_poll_until(lambda: database.failing is None, 60)
     assert len(closed) >= 2
 
 
@@ -306,5 +306,5 @@ async def test_what_is_done_again_and_again_outlives_an_error() -> None:
         raise RuntimeError("this time it fails")
 
     tasks.every(0.001, work)
-    await async_poll_until(lambda: len(done) > 2, 10)
+    await async_poll_until(lambda: len(done) > 2, 60)
     await tasks.cancel()

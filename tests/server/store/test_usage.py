@@ -81,7 +81,7 @@ async def test_nothing_is_lost_or_doubled_when_several_books_write_at_once(datab
 
 async def test_usage_is_written_by_itself_in_time_and_at_the_end(database: Database) -> None:
     reader = UsageBook(database)
-    async with UsageBook(database, flush_every_seconds=0.01) as book, asyncio.timeout(20):
+    async with UsageBook(database, flush_every_seconds=0.01) as book, asyncio.timeout(60):
         book.add("key1", "plus", "chat", ONE, NOON)
         while await reader.read(NOON, NOON + DAY) == []:  # noqa: ASYNC110 - the database tells nobody
             await asyncio.sleep(0.01)
