@@ -18,7 +18,7 @@ import pytest
 from chat_parts import CHAT, HELLO
 from image_parts import GENERATE, SMALL
 from key_clients import client_with
-from serving import Server
+from serving import Server, async_poll_until
 from small_models import IMAGE_ENTRY, models_yaml
 from standstill import standstill
 
@@ -32,14 +32,14 @@ _SWAP_EVERY_SECONDS = 10.0
 _MODELS = ("service-plus", "service-pro", "service-image")
 YAML = models_yaml(
     """\
-  service-plus:
+  service-plus: {task: chat, tier: standard, capabilities: [chat, streaming], weights: service-plus, demo: chat}
+  service-pro:
     task: chat
     tier: standard
-    capabilities: [chat, streaming]
-    weights: service-plus
-    demo: chat
+    capabilities: [chat, streaming, vision]
+    weights: service-pro
+    demo: vision
     engine: {stall_seconds: 240}
-  service-pro: {task: chat, tier: standard, capabilities: [chat, streaming, vision], weights: service-pro, demo: vision}
 """,
     IMAGE_ENTRY,
 )
@@ -135,8 +135,10 @@ async def test_mixed_load_of_four_clients_is_answered_without_thrash_and_never_o
 
 
 async def test_a_stream_that_runs_is_never_cut_by_a_turn(crowded: Server, client: httpx2.AsyncClient):
-    await ask(client, "service-plus")
-    long: dict[str, Any] = {"model": "service-plus", "messages": HELLO, "max_tokens": 1500, "ignore_eos": True}
+    """The first model stays; the others take turns."""
+    await ask(client, "service-pro")
+    loaded_by, evictions = time.monotonic(), crowded.log().count(" is evicted")
+    long: dict[str, Any] = {"model": "service-pro", "messages": HELLO, "max_tokens": 1500, "ignore_eos": True}
     long |= {"stream": True, "stream_options": {"include_usage": True}}
 
     async def stream(begun: asyncio.Event) -> int:
@@ -150,15 +152,19 @@ async def test_a_stream_that_runs_is_never_cut_by_a_turn(crowded: Server, client
                     tokens = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
         return tokens
 
+    still = standstill(crowded, "service-pro")
     begun = [asyncio.Event() for _ in range(4)]
     streaming = [asyncio.create_task(stream(each)) for each in begun]
     await asyncio.gather(*(each.wait() for each in begun))
-    with standstill(crowded, "service-plus"):  # no stream ends before the others have had their turns
-        for other in ("service-image", "service-pro"):
-            assert (await ask(client, other)).status_code == 200
-        assert " is evicted" in crowded.log()
-        assert not any(task.done() for task in streaming)
+    with still:
+        turn = asyncio.create_task(ask(client, "service-image"))
+        settled = loaded_by + _SWAP_EVERY_SECONDS + 1  # from now on it might be evicted if it had nothing to do
+        await async_poll_until(lambda: time.monotonic() > settled, 60)
+        assert crowded.log().count(" is evicted") == evictions
+        assert not turn.done()
     assert await asyncio.gather(*streaming) == [1500] * 4
+    assert (await turn).status_code == 200
+    assert "service-pro is evicted" in crowded.log()
 
 
 async def test_a_client_that_waits_for_a_turn_may_leave(client: httpx2.AsyncClient):
