@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx2
@@ -79,7 +79,8 @@ def test_the_models_process_is_killed_and_the_server_says_why_and_has_it_back(se
     def ask() -> None:
         with httpx2.Client(base_url=server.root_url, headers=headers, timeout=240) as client:
             while not ended.is_set():
-                answers.append(client.post(SPEECH, json=HELLO_EMMA))
+                with suppress(httpx2.RemoteProtocolError):  # an answer that had begun breaks off
+                    answers.append(client.post(SPEECH, json=HELLO_EMMA))
 
     asking = threading.Thread(target=ask)
     asking.start()
