@@ -105,6 +105,7 @@ async def test_client_that_leaves_aborts_all_items(server: Server, admin_key: Ke
     long = body("Count from 1 to 100.", max_tokens=8000, ignore_eos=True)
     sent = json.dumps({"requests": [long] * 16}).encode()
     headers = {"Authorization": f"Bearer {admin_key.text}", "Content-Type": "application/json", "X-Request-Id": "left"}
+    await until_engines_rest(server)
     with open_socket(server) as connection:
         connection.sendall(raw_request("POST", PATH, headers, sent))
         await async_poll_until(lambda: model_states(server)["service-plus"]["running"] > 0, 60)
