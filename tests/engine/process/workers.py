@@ -18,7 +18,7 @@ from engine.process.parent import WorkerProcess
 from engine.stream import Stream
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent)}
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
