@@ -2,22 +2,15 @@
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hub_server import Fault, HubServer
-from weight_parts import FILES, NAME, PAUSE, REPOSITORY, SHARD, hub_here, pull, refusal, wanted
+from weight_parts import FILES, NAME, PAUSE, REPOSITORY, SHARD, pull, refusal, wanted
 
 from engine.errors import EngineError
 from engine.weights.download import Wanted
 from engine.weights.manifest import is_complete, verify
-
-
-@pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with hub_here() as server:
-        yield server
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import httpx2
 import pytest
 from hub_server import COMMIT, HubServer
 from huggingface_hub.errors import HfHubHTTPError
-from weight_parts import hub_here
 
 from engine.errors import WeightsError
 from engine.weights.download import Part, Wanted, _Hub, _range, locked
@@ -21,10 +20,9 @@ FILE = ModelFile(path="w.bin", size_bytes=200, sha256=hashlib.sha256(CONTENT).he
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with hub_here() as server:
-        server.add("org/parts", {"w.bin": CONTENT})
-        yield server
+def hub(hub: HubServer) -> HubServer:
+    hub.add("org/parts", {"w.bin": CONTENT})
+    return hub
 
 
 Begin = Callable[..., Part]

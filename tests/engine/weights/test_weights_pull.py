@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from weight_parts import (
     PAUSE,
     REPOSITORY,
     SHARD,
-    hub_here,
     model_files,
     pull,
     refusal,
@@ -24,12 +22,6 @@ from weight_parts import (
 from engine.errors import WeightsError
 from engine.weights.download import Pull, Wanted, prepared
 from engine.weights.manifest import is_complete, read_manifest, verify
-
-
-@pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with hub_here() as server:
-        yield server
 
 
 def test_a_pulled_folder_is_complete_and_says_where_it_is_from(hub: HubServer, tmp_path: Path):

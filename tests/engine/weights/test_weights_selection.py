@@ -2,24 +2,17 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hub_server import HubServer
-from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, pull, refusal, safetensors, wanted
+from weight_parts import FILES, NAME, REPOSITORY, SHARD, pull, refusal, safetensors, wanted
 
 from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.weights.download import Wanted
 from engine.weights.manifest import MANIFEST, is_complete
 from engine.weights.safety import check_loadable
-
-
-@pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with hub_here() as server:
-        yield server
 
 
 def test_only_what_is_loaded_is_fetched(hub: HubServer, tmp_path: Path):
