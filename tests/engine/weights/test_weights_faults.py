@@ -8,9 +8,9 @@ import pytest
 from hub_server import Fault, HubServer
 from weight_parts import FILES, NAME, PAUSE, REPOSITORY, SHARD, pull, refusal, wanted
 
-from engine.errors import EngineError
-from engine.weights.download import Wanted
-from engine.weights.manifest import is_complete, verify
+from engine.errors import EngineError, WeightsError
+from engine.weights.download import Pull, Wanted, prepared
+from engine.weights.manifest import is_complete, silent, verify
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,18 @@ def test_a_hub_that_nobody_reaches_is_explained(tmp_path: Path):
 def test_one_bad_file_ends_the_pull_while_another_is_slow(hub: HubServer, tmp_path: Path):
     hub.faults[SHARD] = [Fault(hold=100_000)]
     hub.faults["tokenizer.json"] = [Fault(status=418)]
+    with prepared(tmp_path, wanted(hub), silent) as found:
+        assert isinstance(found, Pull)
 
-    def let_go() -> None:
-        assert hub.holding.wait(30)
-        hub.release.set()
+        def let_go() -> None:
+            assert hub.holding.wait(30)
+            assert found.stop.wait(30)
+            hub.release.set()
 
-    threading.Thread(target=let_go).start()
-    assert "status 418" in refusal(tmp_path, wanted(hub))
+        threading.Thread(target=let_go).start()
+        with pytest.raises(WeightsError, match="status 418"):
+            found.run(silent)
+    assert hub.served_bytes[SHARD] == 100_000, "no more of it was fetched"
 
 
 def test_any_order_of_faults_ends_in_a_whole_folder_or_an_error(hub: HubServer, tmp_path: Path):
