@@ -68,7 +68,7 @@ class Loads:
             raise
 
     async def next(self) -> Load:
-        return await asyncio.wait_for(self.calls.get(), 10)
+        return await asyncio.wait_for(self.calls.get(), 60)
 
 
 class Load:
@@ -96,11 +96,19 @@ async def pool(loads: Loads) -> AsyncIterator[Pool]:
     await made.stop()
 
 
-async def until(pool: Pool, status: str, phase: str = "", model: int = 0) -> None:
+async def until(pool: Pool, status: str, phase: str = "", model: str = PLUS) -> None:
     """Wait for the pool to say so. Pools report every change, so nothing is polled."""
-    while (health := pool.health()[model]).status != status or phase not in health.phase:
-        async with asyncio.timeout(10):
+
+    def says_so() -> bool:
+        return any(one.id == model and one.status == status and phase in one.phase for one in pool.health())
+
+    while not says_so():
+        async with asyncio.timeout(60):
             await pool.wait_for_change()
+
+
+async def ready(pool: Pool, model: str) -> None:
+    await until(pool, "ready", model=model)
 
 
 async def test_a_model_that_loads_says_how_far_it_is(pool: Pool, loads: Loads):
@@ -116,7 +124,7 @@ async def test_a_model_that_loads_says_how_far_it_is(pool: Pool, loads: Loads):
 
 async def test_a_ready_model_is_handed_out_and_an_unknown_one_is_not(pool: Pool, loads: Loads):
     backend = (await loads.next()).succeed()
-    await until(pool, "ready")
+    await ready(pool, PLUS)
     assert pool.get(PLUS) is backend
     assert pool.health()[0].progress == 1.0
     with pytest.raises(UnknownModelError):
@@ -126,7 +134,7 @@ async def test_a_ready_model_is_handed_out_and_an_unknown_one_is_not(pool: Pool,
 async def test_a_report_that_comes_after_the_load_changes_nothing(pool: Pool, loads: Loads):
     load = await loads.next()
     load.succeed()
-    await until(pool, "ready")
+    await ready(pool, PLUS)
     load.report("importing", 0.1)
     await asyncio.sleep(0)  # lets the loop deliver it
     assert (pool.health()[0].status, pool.health()[0].phase) == ("ready", "ready")
@@ -134,7 +142,7 @@ async def test_a_report_that_comes_after_the_load_changes_nothing(pool: Pool, lo
 
 async def test_a_dead_engine_is_refused_at_once_then_restarted(pool: Pool, loads: Loads):
     first = (await loads.next()).succeed()
-    await until(pool, "ready")
+    await ready(pool, PLUS)
     first.died.set()
     with pytest.raises(EngineDiedError) as caught:  # before any task of the pool has had its turn
         pool.get(PLUS)
@@ -145,7 +153,7 @@ async def test_a_dead_engine_is_refused_at_once_then_restarted(pool: Pool, loads
     with pytest.raises(EngineDiedError):
         pool.get(PLUS)
     second = again.succeed()
-    await until(pool, "ready")
+    await ready(pool, PLUS)
     assert pool.get(PLUS) is second
     assert pool.health()[0].restarts == 1
 
@@ -157,7 +165,7 @@ async def test_a_model_that_can_never_load_fails_for_good_and_leaves_its_neighbo
     calls[PLUS].outcome.set_exception(LoadError("the reason, for the operator"))
     backend = calls[PRO].succeed()
     await until(pool, "failed")
-    await until(pool, "ready", model=1)
+    await ready(pool, PRO)
     assert pool.get(PRO) is backend
     assert pool.health()[0].error == "the reason, for the operator"
     assert "the reason" not in (pool.health()[0].reason or "")
@@ -175,7 +183,7 @@ async def test_a_load_that_fails_by_chance_is_tried_again(pool: Pool, loads: Loa
     await until(pool, "loading", "did not start")
     assert "/secret" not in (pool.health()[0].error or "")
     (await loads.next()).succeed()
-    await until(pool, "ready")
+    await ready(pool, PLUS)
     assert pool.health()[0].error is None
 
 
@@ -196,7 +204,7 @@ async def test_a_first_load_is_given_up_after_three_attempts(pool: Pool, loads: 
     for _ in range(3):
         (await loads.next()).outcome.set_exception(StartError("RuntimeError: CUDA error"))
     (task,) = pool._tasks.values()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
     (health,) = pool.health()
     assert (health.status, loads.count) == ("failed", 3)
     assert "3 times in a row" in (health.reason or "")
@@ -209,7 +217,7 @@ async def test_stopping_cancels_loads_and_ends_ready_models_gracefully(loads: Lo
     pool.start()
     calls = {load.model: load for load in (await loads.next(), await loads.next())}
     backend = calls[PRO].succeed()
-    await until(pool, "ready", model=1)
+    await ready(pool, PRO)
     await pool.stop()
     assert loads.cancelled == [PLUS]
     assert backend.ended == ["shutdown"]
@@ -223,7 +231,7 @@ async def test_terminating_ends_ready_models_at_once_and_restarts_nothing(loads:
     pool = Pool(SPECS[:1], loads)
     pool.start()
     backend = (await loads.next()).succeed()
-    await until(pool, "ready")
+    await ready(pool, PLUS)
     await pool.terminate()
     backend.died.set()
     assert backend.ended == ["terminate"]
@@ -329,7 +337,7 @@ async def test_who_waits_for_a_model_that_died_gets_its_successor(pool: Pool, lo
     waiting = asyncio.create_task(pool.revived(PLUS))
     (await loads.next()).outcome.set_exception(RuntimeError)
     second = (await loads.next()).succeed()
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     assert pool.get(PLUS) is second
 
 
@@ -341,7 +349,7 @@ async def test_who_waits_for_a_model_that_is_taken_away_is_told(pool: Pool, load
     pool.update(SPECS[1:])
     load.outcome.set_exception(RuntimeError)
     with pytest.raises(UnknownModelError):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_an_engine_that_cannot_even_end_does_not_keep_its_successor_from_starting(pool: Pool, loads: Loads):
@@ -367,7 +375,7 @@ async def test_it_is_hopeless_only_when_every_model_has_failed_for_good(loads: L
     await settle()
     assert not hopeless.done()
     calls[PRO].outcome.set_exception(LoadError("no such folder"))
-    await asyncio.wait_for(hopeless, 10)
+    await asyncio.wait_for(hopeless, 60)
     pool.update(SPECS)
     for load in (await loads.next(), await loads.next()):
         load.succeed()
@@ -385,13 +393,7 @@ async def test_who_waits_for_a_model_that_cannot_come_back_is_told(pool: Pool, l
     waiting = asyncio.create_task(pool.revived(PLUS))
     (await loads.next()).outcome.set_exception(LoadError("gone"))
     with pytest.raises(UnavailableError):
-        await asyncio.wait_for(waiting, 10)
-
-
-async def ready(pool: Pool, model: str) -> None:
-    async with asyncio.timeout(10):
-        while not any(health.id == model and health.status == "ready" for health in pool.health()):
-            await pool.wait_for_change()
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_of_several_engines_a_key_has_one_while_it_is_ready_and_has_not_clearly_more_to_do(loads: Loads):
@@ -404,8 +406,8 @@ async def test_of_several_engines_a_key_has_one_while_it_is_ready_and_has_not_cl
         for _ in names:
             load = await loads.next()
             backends[load.model] = load.succeed()
-        for at in range(len(names)):
-            await until(pool, "ready", model=at)
+        for name in names:
+            await ready(pool, name)
         owners = [f"key{number}" for number in range(60)]
         homes = {owner: pool.engine_for(PLUS, owner) for owner in owners}
         assert min([*homes.values()].count(name) for name in names) > 5
