@@ -137,19 +137,6 @@ def request(owner: str, urgency: Urgency = Urgency.INTERACTIVE) -> ChatRequest:
     return ChatRequest(model="m", request_id="r", messages=[], owner=owner, urgency=urgency)
 
 
-async def test_what_only_could_be_refused_later_is_refused_before_it_is_rendered(model):
-    one = model(sequences=2, waiting=2)
-    flood = [request("a") for _ in range(4)]
-    for arrived in flood:
-        one.door.arrive(arrived)
-    with pytest.raises(OverloadedError) as told:
-        one.door.arrive(request("a"))
-    assert told.value.retry_after_seconds == 8, "three before the next two places"
-    one.door.arrive(request("a", Urgency.BATCH))
-    one.door.arrive(request("b"))
-    one.door.depart(flood[0])
-
-
 async def test_it_is_idle_when_all_that_arrived_has_departed(model):
     one = model()
     assert one.door._idle.is_set()
