@@ -174,7 +174,7 @@ async def left(engine: Engine, backend: Any) -> list[int]:
         leave(claim, answer_tokens, seconds)
 
     backend.admission._leave = noting
-    stream = await engine.chat(request_of("left", {"max_tokens": 500, "ignore_eos": True}), TokenStream())
+    stream = await engine.chat(request_of("left", {"max_tokens": 20_000, "ignore_eos": True}), TokenStream())
     fetched = (await anext(stream)).usage.completion_tokens
     async with asyncio.timeout(60):
         while stream.completion_tokens < fetched + 5:  # noqa: ASYNC110  # the engine makes them

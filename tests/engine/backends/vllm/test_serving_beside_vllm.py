@@ -43,7 +43,7 @@ def test_the_core_is_asked_for_the_same_and_the_answer_is_the_same(lines: dict[s
 def test_a_client_that_leaves_is_charged_what_was_made_for_it(lines: dict[str, Any]) -> None:
     fetched, made, *charged = lines["early"]["left"]
     assert len(charged) == 1
-    assert fetched < made <= charged[0] < 500
+    assert fetched < made <= charged[0] < 20_000
 
 
 def test_what_a_taker_raises_ends_its_request_in_vllm_as_well(lines: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def test_what_a_taker_raises_ends_its_request_in_vllm_as_well(lines: dict[str, A
 
 def test_an_error_in_vllms_loop_over_outputs_restarts_the_model(lines: dict[str, Any]) -> None:
     became, found = lines["early"]["lost"]
-    assert became
+    assert became in {"GenerationError", "EngineDiedError"}, "by which is seen first"
     assert found == "length"
 
 
