@@ -11,6 +11,8 @@ from serving import Key, Server
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MISSING = "no browser: apt-get install chromium fonts-noto-core"
 PAGES = ["Chat", "Images", "Voices", "Batches", "Models", "Usage", "Connect", "My key", "Keys", "Status"]
+# Of an answer that somebody has to stop: a minute's work, also for the demo.
+ENDLESS_TOKENS = 20_000
 # Reports what the policy forbids, and what would have become markup or a script.
 _WATCH = """
 window.violations = [];

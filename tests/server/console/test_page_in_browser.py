@@ -2,14 +2,14 @@
 
 import json
 import re
-import time
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from batch_parts import ENDPOINT, jsonl, line, read_jsonl
 from hostile_texts import HOSTILE
-from page_parts import CHROMIUM, MISSING, Browser, Tab, new_tab, opened
+from page_parts import CHROMIUM, ENDLESS_TOKENS, MISSING, Browser, Tab, new_tab, opened
 from serving import Key, Server, poll_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
@@ -22,7 +22,7 @@ def test_an_answer_streams_and_can_be_asked_for_again_after_an_edit(tab: Tab):
     tab.page.get_by_role("button", name="Edit").click()
     tab.page.get_by_label("Your message").fill("What is the capital of Japan?")
     tab.page.locator("form.message").get_by_role("button", name="Send").click()
-    poll_until(lambda: tab.answered() == "The capital of Japan is Tokyo.", 60)
+    poll_until(lambda: tab.answered() == "The capital of Japan is Tokyo.", 45)
     tab.page.get_by_role("button", name="Regenerate").click()
     assert tab.answered() == "The capital of Japan is Tokyo."
     assert re.search(r"8 tokens · .*first after", tab.page.locator(".message.assistant footer").inner_text())
@@ -43,23 +43,19 @@ def answer_exactly(tab: Tab, tokens: int) -> None:
     tab.page.route("**/v1/chat/completions", lengthen)
 
 
-def test_stop_ends_the_answer_in_the_engine_within_a_second(server: Server, tab: Tab, admin_key: Key):
-    answer_exactly(tab, 16_000)
+def test_stop_ends_the_answer_in_the_engine(server: Server, tab: Tab, key: Key):
+    answer_exactly(tab, ENDLESS_TOKENS)
     tab.ask(STORY)
     tab.page.locator(".message.assistant .markdown").wait_for()
     tab.page.get_by_role("button", name="Stop").click()
-    stopped_at = time.monotonic()
-    headers = {"Authorization": f"Bearer {admin_key.text}"}
 
-    def idle() -> bool:
-        answer = tab.page.request.get(f"{server.base_url}/models", headers=headers)
-        return sum(model["running"] for model in answer.json()["data"]) == 0
+    def chats() -> list[dict[str, Any]]:
+        mine = [line for line in server.access_lines() if line.get("key") == key.public_id]
+        return [line for line in mine if "completion_tokens" in line]
 
-    while True:
-        asked_at = time.monotonic()  # a slow answer does not count
-        if idle():
-            break
-        assert asked_at - stopped_at < 1
+    poll_until(lambda: bool(chats()), 30)
+    (chat,) = chats()
+    assert (chat["status"], chat["completion_tokens"] < ENDLESS_TOKENS) == (499, True)
     assert "stopped" in tab.page.locator(".message.assistant footer").inner_text()
 
 
@@ -164,7 +160,7 @@ def test_an_admin_hands_out_a_key_that_works_and_takes_it_back(browser: Browser,
         text = shown.locator("code").first.inner_text()
         server.made_keys.append(Key(text))
         headers = {"Authorization": f"Bearer {text}"}
-        own = httpx2.get(f"{server.base_url}/key", headers=headers, timeout=60).json()
+        own = httpx2.get(f"{server.base_url}/key", headers=headers).json()
         assert (own["name"], own["tier"]) == ("Selam of the office", "standard")
         assert "admin" not in own["scopes"]
         shown.get_by_role("button", name="Close").click()
@@ -174,7 +170,7 @@ def test_an_admin_hands_out_a_key_that_works_and_takes_it_back(browser: Browser,
         )
         revoke.click()
         revoke.click()
-        poll_until(lambda: httpx2.get(f"{server.base_url}/key", headers=headers, timeout=60).status_code == 401, 10)
+        poll_until(lambda: httpx2.get(f"{server.base_url}/key", headers=headers).status_code == 401, 60)
         one.check()
 
 

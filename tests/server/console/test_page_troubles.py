@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from page_parts import CHROMIUM, MISSING, Browser, Route, Tab, new_tab, opened
+from page_parts import CHROMIUM, ENDLESS_TOKENS, MISSING, Browser, Route, Tab, new_tab, opened
 from playwright.sync_api import expect
 from serving import Key, Server, poll_until
 
@@ -30,9 +30,13 @@ for (const type of ['keydown', 'input']) {
 """
 
 
-def endless(route: Route) -> None:
-    body = (route.request.post_data_json or {}) | {"ignore_eos": True, "max_tokens": 1900, "temperature": 0}
+def lengthened(route: Route, tokens: int) -> None:
+    body = (route.request.post_data_json or {}) | {"ignore_eos": True, "max_tokens": tokens, "temperature": 0}
     route.continue_(post_data=json.dumps(body))
+
+
+def endless(route: Route) -> None:
+    lengthened(route, ENDLESS_TOKENS)
 
 
 def import_file(tab: Tab, content: bytes) -> None:
@@ -104,7 +108,7 @@ def test_two_chats_answer_at_once_and_a_tab_that_signs_in_takes_the_others_along
 
 @pytest.mark.rounds
 def test_an_answer_that_is_on_its_way_is_there_when_the_page_is_loaded_again(tab: Tab):
-    tab.page.route("**/v1/chat/completions", endless)
+    tab.page.route("**/v1/chat/completions", lambda route: lengthened(route, 1900))
     tab.ask("Count from one to fifty.")
     tab.page.locator(".message.assistant .markdown").get_by_text("five").wait_for()
     tab.page.reload()
