@@ -47,11 +47,6 @@ def test_every_shell_script_parses_and_can_be_run_by_its_bare_name(script: Path)
     assert "set -" in script.read_text()
 
 
-def test_the_scripts_that_the_documentation_names_are_there():
-    names = {path.name for path in shell_scripts()}
-    assert names >= {"setup", "serve", "test", "check", "format", "lock", "run"}
-
-
 def test_ci_runs_the_checks_and_the_tests_and_fails_when_either_fails(tmp_path: Path):
     (tmp_path / "scripts").mkdir()
     test = (
