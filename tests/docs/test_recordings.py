@@ -7,7 +7,6 @@ import re
 import subprocess
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
@@ -151,8 +150,7 @@ def test_pull(environment: dict[str, str], folder: Path, tmp_path: Path):
         asked = {**environment, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
         command = ("weights", "pull", "--repository", REPOSITORY, "--as", NAME)
         with Terminal(BIN / "hearth", *command, environment=asked) as terminal:
-            assert hub.holding.wait(60)
-            time.sleep(1)  # two drawings of the progress
+            poll_until(terminal.shows("40.0/60.0 MiB"), 60, describe=lambda: "\n".join(terminal.lines()))
             half = terminal.lines()
             hub.release.set()
             assert terminal.wait() == 0
