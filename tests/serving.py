@@ -194,7 +194,7 @@ class Server:
             env=self._environment | {"HEARTH_DATA_DIR": str(self.data_dir)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
 def lint(tree: Path) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
     environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "200"}
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def plant(file: Path, line: str) -> None:

@@ -44,7 +44,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 
 def test_the_site_is_built_with_every_page_and_every_link_alive(tmp_path: Path):
     command = [Path(sys.executable).parent / "mkdocs", "build", "--strict", "--site-dir", tmp_path]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert built.returncode == 0, built.stderr
     loaded = [
         address
@@ -106,7 +106,7 @@ def test_the_examples_in_python_run(name: str, server: Server, admin_key: Key, t
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
@@ -123,6 +123,6 @@ def test_the_lines_for_curl_run(name: str, server: Server, admin_key: Key, tmp_p
     environment = os.environ | {"BASE": server.root_url, "HEARTH_KEY": key, "ADMIN_KEY": key, "no_proxy": "127.0.0.1"}
     script = 'set -e\ncurl() { command curl --silent --show-error --fail-with-body "$@"; }\n' + "\n".join(lines)
     ran = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False
     )
     assert ran.returncode == 0, (ran.stdout[-500:], ran.stderr)

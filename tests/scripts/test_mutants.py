@@ -37,7 +37,7 @@ def mutants(folder: Path, *arguments: str, **config: object) -> subprocess.Compl
     command = [sys.executable, str(ROOT / "tests" / "mutants.py"), "--config", "mutants.yaml", "--json", "found.json"]
     environment = os.environ | {"COLUMNS": "200"}
     return subprocess.run(
-        [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
 
 

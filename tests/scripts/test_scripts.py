@@ -35,7 +35,7 @@ def pins(lock: Path) -> list[Requirement]:
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=240, check=False
     )
 
 
