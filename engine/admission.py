@@ -3,8 +3,8 @@
 vLLM has a queue and priorities of its own, but never preempts a running sequence for a waiting one: an urgent request
 must find a free place. `FairQueue` orders the waiting requests.
 The length of an answer is known only at its end. When running answers outgrow the KV cache, vLLM preempts the sequence
-with the largest `Ticket.priority`: the youngest of the owner with the most, never a newcomer's. Our plugin also has
-vLLM preempt one for a newcomer that got no block.
+with the largest `Ticket.priority`: the youngest of the owner with the most. Our plugin also has vLLM preempt one for a
+newcomer that got no block.
 Interactive requests pass one admission, that of the loaded model. Batch and background requests pass another one first,
 before they are rendered and have a lease. It counts sequences only, and lives as long as the model is configured.
 """
@@ -28,23 +28,24 @@ from engine.types import GenerationRequest, Request, Urgency
 _LONGEST_RETRY_SECONDS = 120
 # How much the newest answer counts in the running means.
 _MEMORY = 0.05
-# Answers are expected to be no shorter (unless asked to be): many short ones do not let many long ones in at once.
+# The least expected length of an answer (unless asked to be shorter): after many short ones not too many long ones
+# are let in at once.
 _FEWEST_EXPECTED_TOKENS = 256.0
 # Beyond this share of the KV cache in use, only owners with less than an equal share of it are let in.
 _FULL = 0.9
-_GROWTH_READ_SECONDS = 0.05  # to add up hundreds of running answers costs 0.1 ms
+_GROWTH_READ_SECONDS = 0.05  # adding up hundreds of running answers takes 0.1 ms
 _PRIORITY_BITS = 40  # below the urgency
 # Interactive requests are below the first, batches below the second.
 BATCH_PRIORITY = Urgency.BATCH << _PRIORITY_BITS
 BACKGROUND_PRIORITY = Urgency.BACKGROUND << _PRIORITY_BITS
-SEQUENCE = 1 << 24  # in priorities: a sequence of the same owner; less than that is its size in tokens
+SEQUENCE = 1 << 24  # in priorities: one sequence of the same owner; the bits below are its size in tokens
 # After an interactive request another one is likely: an agent's at once, a person's after some reading. Background
 # requests, which have until tomorrow, wait for both.
 BACKGROUND_QUIET_SECONDS = 5.0
 # What a token of an answer costs compared to one of the prompt, as in the paper that `FairQueue` follows.
 ANSWER_TOKEN_COST = 2.0
-# A batch that has waited for so long counts as interactive, so that it does not starve behind interactive requests that
-# never stop; a background request counts as a batch, and never as more.
+# A batch that has waited for so long counts as interactive, so that endless interactive requests do not starve it; a
+# background request counts as a batch, and never as more.
 PATIENCE_SECONDS = 60.0
 _MOST_IDLE_OWNERS = 1024
 
@@ -58,8 +59,7 @@ def beside_interactive(sequences: int) -> int:
 class KvGroup:
     """Layers of a model with one cache layout: a sequence takes a block for each `block_tokens` of its tokens.
 
-    `most_blocks` limits these blocks of a sequence; None: no limit. `more_blocks` are taken in addition, even by a
-    short sequence.
+    `most_blocks` limits these blocks of a sequence; None: no limit. Every sequence takes `more_blocks` in addition.
     """
 
     block_tokens: int
@@ -79,8 +79,8 @@ class Room:
     with nothing running take the last `kept_for_newcomers`. `waiting`: interactive requests that may wait; batches
     bound themselves. `kv_room`: the size of the KV cache, in blocks if there are `kv_groups` (all take from the same
     blocks), else in tokens; None if unknown.
-    `beside_interactive`, of an admission before rendering: how many sequences run while interactive requests run in
-    the model and shortly after, because each sequence makes every step longer. At other times background requests
+    `beside_interactive`, only of an admission before rendering: how many sequences run while interactive requests run
+    in the model and shortly after, because each sequence makes every step longer. At other times background requests
     leave as many places free.
     """
 
@@ -92,7 +92,7 @@ class Room:
     kv_groups: tuple[KvGroup, ...] = ()
     fair: bool = True
     beside_interactive: int | None = None
-    quiet_seconds: float = 0.25  # as BACKGROUND_QUIET_SECONDS, for a batch, whose client waits, too
+    quiet_seconds: float = 0.25  # as BACKGROUND_QUIET_SECONDS, for a batch, whose client waits too
     background_quiet_seconds: float = BACKGROUND_QUIET_SECONDS
 
     def taken(self, tokens: int, sequences: int) -> int:
@@ -105,7 +105,7 @@ class Room:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A request that waits or runs. `cost` is what its owner's counter was charged; times are monotonic seconds."""
+    """A request that waits or runs. `cost` is charged to its owner's counter; times are monotonic seconds."""
 
     owner: str
     weight: float
@@ -129,12 +129,11 @@ class FairQueue:
 
     The algorithm is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024,
     arXiv 2401.00588), with its counter lift: a key that comes back after a pause starts at the smallest counter of
-    those who wait, so that it neither is punished nor has saved anything up. Changed here: an answer is charged by its
-    expected length when it begins and put right when it ends, where the paper charges every decoding step; counters are
-    divided by the weight of the key's tier; and classes of urgency stand above the counters. Pure data: no clock, no
-    event loop.
+    those who wait, so that it is neither punished nor has saved anything up. Changed here: an answer is charged by its
+    expected length when it begins and corrected when it ends, while the paper charges every decoding step; counters are
+    divided by the weight of the key's tier; and urgency goes before the counters. Pure data: no clock, no event loop.
 
-    `fair=False` makes it first come, first served (within an urgency): what most servers do, kept to compare with.
+    `fair=False` makes it first come, first served (within an urgency), as in most servers, for comparison.
     """
 
     fair: bool = True
@@ -149,7 +148,7 @@ class FairQueue:
         return sum(len(claims) for (kind, _), claims in self._waiting.items() if kind == urgency)
 
     def arrive(self, claim: Claim) -> None:
-        """Lift the owner's counter if nothing of theirs waits. Before `push` or `charge`."""
+        """Lift the owner's counter if none of their claims waits. Call before `push` or `charge`."""
         if claim.owner not in self._owners():
             self._counters[claim.owner] = max(self._counters.get(claim.owner, 0.0), self._floor())
 
@@ -163,7 +162,7 @@ class FairQueue:
             del self._waiting[claim.urgency, claim.owner]
 
     def in_turn(self, now: float) -> Iterator[Claim]:
-        """Yield the first claim of every owner, the one to be served next first."""
+        """Yield the first claim of every owner, in the order of service."""
         heads = (claims[0] for claims in self._waiting.values())
         yield from sorted(heads, key=lambda claim: self._rank(claim, now))
 
@@ -216,7 +215,7 @@ class InFlight(Counter[str | None]):
 
 
 class _Standing(IntEnum):
-    """Which reserved places a claim may take: each class those that are closed to the classes below it."""
+    """Which reserved places a claim may take: each class may take more than the next."""
 
     NEWCOMER = 0
     REGULAR = 1
@@ -235,7 +234,7 @@ class Admission:
         self.running = 0  # sequences
         self._by_owner: Counter[str] = Counter()  # of them
         self._kv_taken: Counter[str] = Counter()  # by owner, as expected when they were let in
-        self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
+        self._growing: dict[Claim, Callable[[], int]] = {}  # running claims, with the tokens of their answers so far
         self._growth: tuple[int, Counter[str]] = 0, Counter()
         self._growth_read_at = -math.inf
         self._closed = False
@@ -244,7 +243,7 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._interactive = 0
-        self._unquiet: dict[Urgency, asyncio.TimerHandle] = {}  # for whom there was an interactive request just now
+        self._unquiet: dict[Urgency, asyncio.TimerHandle] = {}  # urgencies held back by an interactive request just now
         self._paused = False
         self._mean_answer_tokens = _FEWEST_EXPECTED_TOKENS
         self._mean_seconds = 5.0  # of a place, for each request
@@ -288,7 +287,7 @@ class Admission:
         await self._idle.wait()
 
     def begin_interactive(self) -> None:
-        """Keep all but `beside_interactive` sequences from starting until `end_interactive`, once for each request."""
+        """Let only `beside_interactive` sequences run until `end_interactive`. Called once for each request."""
         self._interactive += 1
         while self._unquiet:
             self._unquiet.popitem()[1].cancel()
@@ -309,7 +308,7 @@ class Admission:
         for claim in list(self._waiting):
             self._refuse(claim, engine_died(NotStartedError))
 
-    def enter(  # noqa: PLR0913  # what decides about its place in the queue
+    def enter(  # noqa: PLR0913  # what decides its place in the queue
         self,
         owner: str,
         *,
@@ -320,10 +319,10 @@ class Admission:
         urgency: Urgency = Urgency.INTERACTIVE,
         made: Callable[[], int] | None = None,
     ) -> Ticket:
-        """Return a ticket; `async with` waits until it is dispatched and keeps its room until the block is left.
+        """Return a ticket; `async with` waits until it is dispatched and keeps its room until the block ends.
 
         `made` returns how many tokens the answers have so far. The wait may be cancelled. It raises `OverloadedError`
-        at once if the queue is full, or later if a request of an owner with fewer takes this one's place in it.
+        at once if the queue is full, or later if a request of an owner with fewer takes its place in the queue.
         """
         room = min(sequences, self._room.sequences)
         expected = room * min(float(max_tokens), max(self._mean_answer_tokens, _FEWEST_EXPECTED_TOKENS))
@@ -369,7 +368,7 @@ class Admission:
                 del self._waiting[claim]
                 self._queue.remove(claim)
                 self._dispatch()
-            elif not dispatched.cancelled() and dispatched.exception() is None:  # dispatched at this very moment
+            elif not dispatched.cancelled() and dispatched.exception() is None:  # dispatched at the same moment
                 self._leave(claim, 0, 0.0)
             raise
 
@@ -412,7 +411,7 @@ class Admission:
             if not dispatched.cancelled():  # else its client left just now
                 self._take(claim)
                 dispatched.set_result(None)
-                if self._room.beside_interactive is not None:  # one at a time: to check and render takes milliseconds
+                if self._room.beside_interactive is not None:  # one at a time: checking and rendering take milliseconds
                     self._paused = True
                     asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -439,7 +438,7 @@ class Admission:
         return None
 
     def _fits(self, claim: Claim) -> bool:
-        if self.running == 0:  # alone, whatever the size: nothing is refused for good
+        if self.running == 0:  # alone, whatever its size: no claim waits forever
             return True
         return self._has_place(claim) and not self._lacks_tokens(claim)
 
@@ -513,7 +512,7 @@ class Admission:
     def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
         self._queue.charge(claim, answer_tokens)
         self._growing.pop(claim, None)
-        if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
+        if self._waiting:  # see now what becomes free: nothing else may end for minutes
             self._growth_read_at = -math.inf
         self.running -= claim.sequences
         self._kv_taken[claim.owner] -= self._expected(claim)
@@ -532,7 +531,7 @@ def _expected_tokens(claim: Claim) -> int:
 
 @dataclass(slots=True, eq=False)
 class Ticket(Claim):
-    """`async with`: waits until the claim is dispatched, and keeps its room until the block is left.
+    """`async with`: waits until the claim is dispatched, and keeps its room until the block ends.
 
     Set `answer_tokens` to the tokens of the answer before leaving. Once dispatched, `priority` says how early vLLM
     should preempt its first sequence (each further one's is `SEQUENCE` larger): by urgency, then by how many sequences
@@ -574,7 +573,7 @@ class ChatTicket:
             self._leave(error)
 
     async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> int:
-        """Charge the sender's limits, then wait until it is dispatched. Call once; tokens are of all its sequences.
+        """Charge the sender's limits, then wait until it is dispatched. Call once; tokens are of all sequences.
 
         Returns the priority of its first sequence in vLLM; each further one's is `SEQUENCE` larger.
         """

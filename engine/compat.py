@@ -1,6 +1,6 @@
-"""Names in other people's packages that our code relies on: how they are listed, and found without an import.
+"""Names in other packages that our code relies on: how they are listed, and found without an import.
 
-The lists themselves stand beside the code that uses them: engine/backends/vllm/compat.py, server/http/compat.py.
+The lists are beside the code that uses them: engine/backends/vllm/compat.py, server/http/compat.py.
 Sources are read, never run, so that a release which is not installed is checked in the same way as one that is.
 """
 
@@ -22,21 +22,21 @@ _parsing = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class ForeignName:
-    """One name of a package that promises nothing about it: private, or overridden or assigned to by us."""
+    """One name that is not stable API: private, or overridden or assigned to by us."""
 
     name: str
     kind: Kind
     patch: str
-    """What of ours relies on it. An optional patch is left out whole when one of its names is gone."""
+    """Our code that relies on it. An optional patch is left out as a whole when one of its names is gone."""
     why: str
     since: str
     """The package's version that it was found in."""
     without: str
     """What happens where it is gone."""
     parameters: tuple[str, ...] | None = None
-    """Those that we pass or override; None: it is no function, or any signature will do."""
+    """Those that we pass or override; None: it is not a function, or any signature will do."""
     overridden: bool = False
-    """Our function replaces it and takes these only: a new parameter is a problem, too."""
+    """Our function replaces it and takes these only: a new parameter is a problem too."""
 
 
 def missing(names: Iterable[ForeignName], sources: "Sources") -> list[tuple[ForeignName, str]]:
@@ -45,14 +45,14 @@ def missing(names: Iterable[ForeignName], sources: "Sources") -> list[tuple[Fore
 
 
 class Sources:
-    """The source code of packages, by their names: those that are installed, but for the `folders` given."""
+    """The source code of packages by name: in `folders`, else as installed."""
 
     def __init__(self, folders: Mapping[str, Path] | None = None) -> None:
         self._folders = dict(folders or {})
         self._modules: dict[str, ast.Module | None] = {}
 
     def find(self, dotted: str) -> ast.AST | None:
-        """Return what defines a module, class, function, or attribute of these; None where nothing does."""
+        """Return the definition of a module, class, function, or attribute of these; None if there is none."""
         return self._find(dotted, _MOST_STEPS)[0]
 
     def parameters(self, dotted: str) -> list[tuple[str, bool]] | None:
@@ -67,7 +67,7 @@ class Sources:
         return _parameters(node) if isinstance(node, _Function) else None
 
     def _find(self, dotted: str, steps: int) -> tuple[ast.AST | None, str]:
-        """Return what defines a name, and the dotted name of the place where that stands."""
+        """Return the definition of a name, and the dotted name of the place where it is."""
         module = self._module(dotted)
         if module is not None:
             return module, dotted
@@ -82,7 +82,7 @@ class Sources:
         return None, ""
 
     def _in_module(self, node: ast.Module, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
-        everything = []  # what `import *` may give: looked through last, since it leads far
+        everything = []  # what `import *` may give: searched last, since it leads far
         for statement in _statements(node):
             if name in _defined(statement):
                 return statement, f"{place}.{name}"
@@ -121,7 +121,7 @@ class Sources:
         return list(fields.items())
 
     def _imports(self, statement: ast.stmt, module: str) -> Iterator[tuple[str, str]]:
-        """Yield the names that an import gives, with what they stand for."""
+        """Yield the names that an import gives, with the full names of what they refer to."""
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 top = alias.name.partition(".")[0]
@@ -162,7 +162,7 @@ def _problem(name: ForeignName, sources: Sources) -> str | None:
         return None
     taken = sources.parameters(name.name)
     if taken is None:
-        return "is no function any more"
+        return "is not a function any more"
     known = dict(taken)
     removed = [] if "**" in known else [each for each in name.parameters if each not in known]
     more = {each: required for each, required in taken if each not in {"**", *name.parameters}}
@@ -183,7 +183,7 @@ def _parameters(function: _Function) -> list[tuple[str, bool]]:
 
 
 def _statements(within: ast.AST) -> Iterator[ast.stmt]:
-    """Yield the statements of a node and of each `if`, `try` and `with` in it: imports stand there, too."""
+    """Yield the statements of a node and of each `if`, `try` and `with` in it: they may hold imports."""
     for node in ast.iter_child_nodes(within):
         if isinstance(node, ast.stmt):
             yield node
@@ -203,7 +203,7 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 
 def _member(node: ast.ClassDef, name: str) -> ast.AST | None:
-    """Look for it in the class's own body, then for what its methods set of `self`."""
+    """Look in the class's own body, then among what its methods set on `self`."""
     own = (statement for statement in _statements(node) if name in _defined(statement))
     of_self = (
         inner

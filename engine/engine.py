@@ -64,7 +64,7 @@ class Engine:
     """Every configured model. Made in an event loop and used only from there.
 
     `start` returns at once and loads in the background; requests raise `ModelLoadingError` until their model
-    is ready. All methods that take a request raise `EngineError`s and nothing else on purpose.
+    is ready. On purpose, all methods that take a request raise only `EngineError`s.
     """
 
     def __init__(  # noqa: PLR0913  # what decides how this machine runs the models
@@ -80,12 +80,12 @@ class Engine:
         vllm_metrics: bool = False,
         keep_loads: bool = True,
     ) -> None:
-        """`images` limits the pictures that clients send; `mark_files`: those made here say so in their metadata.
+        """`images` limits the pictures that clients send; `mark_files`: images and sound made here say so in metadata.
 
-        `data_dir` keeps what each model took in memory, for the next plan; None: nothing is kept. `ram_gib` is all the
-        RAM that models may take; None: what is free, less a margin. `prefer`: models that stay loaded, or better ones
-        that take turns. `vllm_metrics`: see the method of that name.
-        Without `keep_loads` only what was compiled is kept: these loads are not like others.
+        `data_dir` keeps measurements of loads, for the next plan; None: nothing is kept. `ram_gib` is all the RAM that
+        models may take; None: what is free, less a margin. `prefer`: models that stay loaded, or better ones that take
+        turns. `vllm_metrics`: whether vLLM counts.
+        Without `keep_loads` no measurements are kept, only what was compiled: for loads that are not usual.
         """
         loads_dir = data_dir if keep_loads else None
         self.config = config
@@ -144,7 +144,7 @@ class Engine:
                             await backend.chat(request, stream)
                         else:
                             await backend.text(request, stream)
-                    except NotStartedError:  # an engine that dies costs what was running on it
+                    except NotStartedError:  # a death ends only what was running on the engine
                         if request.urgency == Urgency.INTERACTIVE and not self._pool.is_ready(
                             self._any_engine(asked.model)
                         ):
@@ -157,7 +157,7 @@ class Engine:
             raise
 
     def _addressed(self, request: _Generation) -> _Generation:
-        """Return the request with an engine's name as `model`, and its adapter, if any. A reload may change both."""
+        """Return the request with an engine's name as `model`, and the adapter, if any. A reload may change both."""
         base = self._base(request.model)
         adapter = None if base == request.model else request.model
         return replace(request, model=self._pool.engine_for(base, request.owner), adapter=adapter)
@@ -220,7 +220,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _leased(self, model: str, kind: type[_Spec], stream: Stream[Any]) -> AsyncIterator[None]:
-        """Lease a model until `stream` ends. What the block raises ends it."""
+        """Lease a model until `stream` ends. An error in the block ends the stream."""
         try:
             self._spec(model, kind)
             stream.keep(await self._pool.acquire(model))
@@ -288,7 +288,7 @@ class Engine:
         return tuple(name for name in self.config.models if name in ending)
 
     def later(self) -> tuple[str, ...]:
-        """Return the models that have another amount of memory than is planned, until their next load."""
+        """Return the models that keep another amount of memory than planned until their next load."""
         later = {model_of(engine) for engine in self._loader.ledger.later()}
         return tuple(name for name in self.config.models if name in later)
 
@@ -296,7 +296,7 @@ class Engine:
         return tuple(self._info(health) for health in self.health())
 
     def health(self) -> tuple[ModelHealth, ...]:
-        """What each model is doing, in the order of models.yaml; adapters stand behind their base."""
+        """What each model is doing, in the order of models.yaml; adapters come after their base."""
         found: list[ModelHealth] = []
         for health in _healths_of_models(self._pool.health()):
             adapters = self.config.adapters_of(health.id)
@@ -359,7 +359,7 @@ class Engine:
         return self._loader.ledger.swaps
 
     async def hopeless(self) -> None:
-        """Return when every model has failed for good: nothing can be served until somebody changes something."""
+        """Return when every model has failed for good, so that nothing can be served without a change."""
         await self._pool.hopeless()
 
     def _chat_backend(self, model: str, engine: str) -> tuple[VllmChat, ChatModelSpec]:
@@ -378,7 +378,7 @@ class Engine:
         """Return the entry of a model; raise `UnsupportedCapabilityError` if its task is not that of `kind`."""
         spec = self.config.models.get(self._base(model))
         if spec is None:
-            self._pool.get(model)  # raises: it is unknown
+            self._pool.get(model)  # raises `UnknownModelError`
         if not isinstance(spec, kind):
             lacks, capability = _LACKS[kind]
             raise _unsupported(lacks, capability, "model")
@@ -386,7 +386,7 @@ class Engine:
 
     def _info(self, health: ModelHealth) -> ModelInfo:
         adapter = self.config.adapters.get(health.id)
-        if adapter is not None:  # all but its name is its base's
+        if adapter is not None:  # all but its name is of its base
             base = self._info(replace(health, id=adapter.base))
             own = {name: getattr(adapter, name) for name in ("id", "tier", "owned_by", "description")}
             return replace(base, parent=adapter.base, **own)

@@ -1,23 +1,23 @@
 """What can go wrong in the engine.
 
 `RequestError` and `UnknownModelError` are the caller's fault; `StartError`, `LoadError` with `ConfigError`
-(engine/config), and `WeightsError` the operator's; after all others the same request may work later. Messages are
-written by us and may be shown to clients: no path, no prompt, no text of a lower library. The lower library's error is
-kept as `__cause__`.
+(engine/config), and `WeightsError` the operator's; after all others the same request may work later. Messages are ours:
+no prompt, no text of a lower library, whose error is kept as `__cause__`. Those of the operator's errors may name
+files; the others may be shown to clients.
 """
 
 from typing import Any
 
 
 class EngineError(Exception):
-    """Any failure that the engine reports; `message` is safe to show to a client."""
+    """Any failure that the engine reports."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Cross to another process as what it is, without its cause: Python would call `__init__` with the message."""
+        """Pickle the error with its fields, without its cause: Python would call `__init__` with the message only."""
         return _restored, (type(self), vars(self))
 
 
@@ -40,7 +40,7 @@ class ContextLengthError(RequestError):
 
 
 class GrammarTooComplexError(RequestError):
-    """A JSON schema takes too long, or too much memory, to be made ready for the model."""
+    """A JSON schema takes too long, or too much memory, to compile."""
 
 
 class UnsupportedCapabilityError(RequestError):
@@ -52,7 +52,7 @@ class UnknownModelError(EngineError):
 
 
 class OverloadedError(EngineError):
-    """The queue is full. `retry_after_seconds` is an honest guess; `limit` names what was reached, for the log."""
+    """The queue is full. `retry_after_seconds` is an estimate; `limit` names what was reached, for the log."""
 
     def __init__(self, message: str, *, retry_after_seconds: int, limit: str | None = None) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class OverloadedError(EngineError):
 
 
 class UnavailableError(EngineError):
-    """The model cannot take requests now. `retry_after_seconds` is an honest guess, None where waiting is no use."""
+    """The model cannot take requests now. `retry_after_seconds` is an estimate, None if waiting is of no use."""
 
     def __init__(self, message: str, *, retry_after_seconds: int | None) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class EngineDiedError(UnavailableError):
 
 
 class NotStartedError(EngineDiedError):
-    """The engine died before anything of this request had begun: it can be sent again as it is."""
+    """The engine died before this request began: the request can be sent again unchanged."""
 
 
 class GenerationError(EngineError):

@@ -1,7 +1,6 @@
 """Writes small files whole: a reader, or a restart after a crash, finds the old content or the new one.
 
-The records among them are JSON: one that is missing or broken counts as empty, one that cannot be written costs a
-warning.
+Records are JSON: a missing or broken one counts as empty, and one that cannot be written is logged as a warning.
 """
 
 import contextlib
@@ -60,7 +59,7 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = False,
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder written to the disk."""
+    """Sync a folder, so that the names in it are on the disk."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(number)
@@ -69,6 +68,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_folders(folder: Path) -> None:
-    """Have the names in a folder and in all folders below it written to the disk."""
+    """Sync a folder and all folders below it."""
     for inside, _, _ in os.walk(folder):
         sync_folder(folder / inside)

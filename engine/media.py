@@ -1,6 +1,6 @@
 """Pictures that clients send: from `data:` URIs or files to pixels, within limits that are checked first.
 
-Decoding runs on threads of its own. It fetches nothing: a server that allows addresses passes a `fetch` in.
+Decoding has its own threads. Nothing is fetched here: a server that allows addresses passes in a `fetch`.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ _T = TypeVar("_T")
 Decode = Callable[[bytes, "ImageLimits"], Image.Image]
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-# More than any camera makes. Pictures that are nearly lines are resized to nothing, or to giants, by some models.
+# More than any camera makes. Some models resize pictures that are nearly lines to nothing, or to giants.
 LONGEST_TO_SHORTEST = 200
 _DATA_URI = re.compile(r"data:image/[a-z.+-]{1,20};base64,", re.IGNORECASE)
 _DECODER_THREADS = 2
 _NICE = 10
 _BAND_ROWS = 256
-# Of real pictures, progressive JPEGs have about ten scans, and files with rich metadata some dozen marks or chunks.
+# In real files, progressive JPEGs have about ten scans, and rich metadata makes some dozen marks or chunks.
 _MOST_SCANS = 64
 _MOST_MARKS = 2000
 _JPEG_MARKS = [bytes([0xFF, kind]) for kind in (*range(0xE0, 0xF0), 0xFE, 0xC4, 0xDB)]
@@ -45,7 +45,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")  # one line per odd tag: a fi
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What pictures may be.
+    """Limits of pictures.
 
     `fetch` returns the bytes behind an address, or raises `RequestError` without a `param`. None: `data:` URIs only.
     """
@@ -65,7 +65,7 @@ class PixelLoad:
 
 
 class PixelBudget:
-    """How many pixels there may be at the same time, of all requests together; owners take turns. Of one event loop.
+    """Limits the pixels of all requests together; owners take turns. Belongs to one event loop.
 
     Pixels live from their decoding until the model's own processor has made features of them. Three bytes each, and as
     many again while they are decoded and processed.
@@ -81,7 +81,7 @@ class PixelBudget:
 
     @asynccontextmanager
     async def taken(self, owner: str, pixels: int) -> AsyncIterator[None]:
-        """Wait until so many are free; they are given back at the end of the block."""
+        """Wait until so many pixels are free; they are given back at the end of the block."""
         pixels = min(pixels, self._most)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append((pixels, turn))
@@ -116,15 +116,15 @@ class Pictures:
         self._limits = limits
         self._most_pixels = int(2 * limits.max_megapixels * 1e6)
         self._budget = PixelBudget(self._most_pixels)
-        # On Linux each thread has its own niceness: a picture takes half a second, and must not delay tokens
+        # On Linux each thread has its own niceness: decoding a picture takes half a second, and must not delay tokens
         self._threads = ThreadPoolExecutor(_DECODER_THREADS, "pictures", initializer=os.nice, initargs=(_NICE,))
 
     @asynccontextmanager
     async def decoded(self, request: ChatRequest, *, most: int) -> AsyncIterator[ChatRequest]:
         """Yield the request with `image_pil` parts in the place of `image_url` parts, as vLLM's renderer takes them.
 
-        Leave the block as soon as they are rendered: other requests wait for that. `most` is the number of pictures
-        that the model takes. Raises `RequestError` naming the part.
+        Leave the block as soon as they are rendered: other requests wait for the pixels. The model takes `most`
+        pictures. Raises `RequestError` naming the part.
         """
         places = image_places(request)
         if not places:
@@ -199,8 +199,8 @@ class Pictures:
     def _read(self, data: bytes, salt: str) -> tuple[Image.Image, str]:
         """Return the pixels, and the name of their features in vLLM's caches.
 
-        It depends on the request's cache salt, so that the time an answer takes does not show which pictures others
-        have sent.
+        The name depends on the request's cache salt: else the time of an answer would show which pictures others have
+        sent.
         """
         return decode_image(data, self._limits), hashlib.sha256(salt.encode() + b"\0" + data).hexdigest()
 
@@ -253,7 +253,7 @@ def count_pixels(data: bytes, limits: ImageLimits) -> int:
 def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
     """Decode the first frame, upright (EXIF orientation) and in RGB, transparent parts white. Blocking.
 
-    Raises `RequestError` without a `param` for whatever is no picture, is cut off, or is too large.
+    Raises `RequestError` without a `param` for what is not a picture, is cut off, or is too large.
     """
     with _opened(data, limits) as image:
         image.load()
@@ -295,7 +295,7 @@ def _opened(data: bytes, limits: ImageLimits) -> Iterator[Image.Image]:
             yield image
     except RequestError:
         raise
-    except Image.DecompressionBombError as error:  # of Pillow, which looks before we can
+    except Image.DecompressionBombError as error:  # Pillow checks before we can
         raise RequestError(
             f"A picture may have at most {limits.max_megapixels:g} megapixels, and this one has far more. Make it"
             " smaller."
@@ -324,7 +324,7 @@ def _check_structure(data: bytes) -> None:
     """Refuse small files that take minutes to decode: scans of a JPEG, and chunks of a PNG, cost time without size."""
     slow = False
     if data.startswith(b"\xff\xd8"):
-        # Within the data of a scan 0xFF is followed by zero or a restart mark, so that these are marks, or as good as.
+        # Within the data of a scan 0xFF is followed by zero or a restart mark, so these are nearly always marks.
         slow = data.count(b"\xff\xda") > _MOST_SCANS or sum(map(data.count, _JPEG_MARKS)) > _MOST_MARKS
     elif data.startswith(b"\x89PNG"):
         slow = _png_chunks(data) > _MOST_MARKS or data.count(b"iCCP") > 1

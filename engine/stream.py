@@ -1,4 +1,4 @@
-"""One request's results on their way from the model to its reader. A stream ends once, and tells its owners then.
+"""One request's results on their way from the model to its reader. A stream ends once, and then calls its owners.
 
 The maker (a backend) puts items and finishes; the reader iterates, or sets a `sink` that takes items at the moment they
 are made. What owns something for the length of a request registers `on_end`; a stream is never wrapped in a generator.
@@ -47,9 +47,9 @@ class Stream(Generic[T]):
     """Items of one request, from one maker to one reader, in one event loop.
 
     `sink` may take an item at once while the reader waits for it; if it returns False, the item is queued.
-    `abort` is the maker's: called once if the reader closes first or the stream fails; it may return a future that is
-    done when the work has stopped. `dispatched_at` is when its turn came, by `time.monotonic`; None while it waits. It
-    is `finished` when its maker is done, or its reader left.
+    The maker sets `abort`, which is called once if the reader closes first or the stream fails; it may return a future
+    that is done when the work has stopped. `dispatched_at` is when the request was dispatched, by `time.monotonic`;
+    None while it waits. The stream is `finished` when its maker is done, or its reader left.
     """
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ class Stream(Generic[T]):
     def on_end(self, callback: OnEnd) -> None:
         """Call `callback` once when the stream ends, the last registered first.
 
-        It gets None for a complete stream, else the error; `StreamClosedError` where the reader left. Of a stream that
-        has ended already it is called now.
+        It gets None for a complete stream, else the error; `StreamClosedError` if the reader left. If the stream has
+        ended already, it is called now.
         """
         if self.finished:
             self._call(callback)
@@ -75,11 +75,11 @@ class Stream(Generic[T]):
             self._on_end.append(callback)
 
     def keep(self, lease: ExitStack) -> None:
-        """Close it when the stream ends."""
+        """Close `lease` when the stream ends."""
         self.on_end(lambda _: lease.close())
 
     def dispatched(self) -> None:
-        """Maker: its turn has come. The first call counts."""
+        """Maker: the request is dispatched. The first call counts."""
         if self.dispatched_at is None:
             self.dispatched_at = time.monotonic()
 
@@ -110,12 +110,12 @@ class Stream(Generic[T]):
             self._call(callbacks.pop())
 
     def refuse(self, error: BaseException) -> None:
-        """Maker: end it before it is read. The caller raises `error` itself, so it is not kept for the reader."""
+        """Maker: end the stream before it is read. The caller raises `error`, so it is not kept for the reader."""
         self.finish(error)
         self._error = None
 
     def fail(self, error: BaseException) -> None:
-        """Maker: end it with `error`, and abort what is still being done for it."""
+        """Maker: end the stream with `error`, and abort the work for it."""
         if not self.finished:
             abort, self.abort = self.abort, None
             self.finish(error)
@@ -123,7 +123,7 @@ class Stream(Generic[T]):
                 self._aborting = abort()
 
     def close(self) -> None:
-        """Reader: want nothing more. Aborts the work if it is not finished."""
+        """Reader: end the stream. Aborts the work if it is not finished."""
         self._items.clear()
         self.fail(StreamClosedError())
 
@@ -166,7 +166,7 @@ class Stream(Generic[T]):
     def _call(self, callback: OnEnd) -> None:
         try:
             callback(self._error)
-        except Exception:  # noqa: BLE001  # the others have to be called all the same
+        except Exception:  # noqa: BLE001  # the others have to be called anyway
             _log.exception("an owner of a request failed at its end")
 
 
@@ -199,15 +199,15 @@ class TokenStream(Stream[ChatStep]):
         super().put(item)
 
     def _queue(self, item: ChatStep) -> None:
-        """Join it to an unread one where that is possible: a slow reader costs little memory per token."""
-        for place in range(-1, -1 - min(len(self._items), _MOST_CHOICES), -1):  # of several choices, which take turns
+        """Join the step to an unread one if possible, so that a slow reader costs little memory per token."""
+        for place in range(-1, -1 - min(len(self._items), _MOST_CHOICES), -1):  # several choices take turns
             joined = _joined(self._items[place], item)
             if joined is not None:
                 del self._items[place]
                 self._items.append(joined)
                 return
             if {delta.index for delta in self._items[place].deltas} & {delta.index for delta in item.deltas}:
-                break  # nothing overtakes what came before it
+                break  # steps of a choice stay in order
         self._items.append(item)
         if len(self._items) * _values(item) > _MOST_UNREAD:
             self.fail(_unread())
@@ -279,7 +279,7 @@ class SpeechStream(BoundedStream[SpeechChunk]):
 
 
 def _unread() -> GenerationError:
-    return GenerationError("The answer was not read for too long and was given up. Read it while it comes.")
+    return GenerationError("The answer was not read for too long and was given up. Read it while it arrives.")
 
 
 def _values(step: ChatStep) -> int:

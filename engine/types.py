@@ -41,8 +41,8 @@ class Urgency(IntEnum):
 class Request:
     """The common fields of requests that are queued by urgency, already checked field by field.
 
-    `request_id` is ours, never the client's. `owner` is who asks, an opaque name, and `queue_share` their weight: what
-    waits is served fairly between owners, by `urgency` first.
+    `request_id` is ours, never the client's. `owner` is the sender, an opaque name, and `queue_share` their weight: the
+    queue is fair between owners, by `urgency` first.
     """
 
     request_id: str
@@ -56,7 +56,7 @@ class Request:
 class GenerationRequest(Request):
     """The common fields of `ChatRequest` and `TextRequest`.
 
-    `max_tokens` holds for each answer; None means as much as the model allows. A sampling field that is None takes the
+    `max_tokens` is for each answer; None means as many as the model allows. A sampling field that is None takes the
     value of the model's generation_config.json. `cache_salt` separates prefix caches: requests share cached prompts
     only with requests of the same salt. `before_turn` is awaited with the tokens of the prompt and the most that all
     answers may have, before the request is queued; what it raises refuses the request. `structured_outputs` has one
@@ -124,7 +124,7 @@ class TextRequest(GenerationRequest):
     echo: bool = False
 
 
-# The three that are made for every token are structs: a frozen dataclass takes ten times as long to make.
+# Classes that are made for every token are structs: a frozen dataclass takes ten times as long to make.
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """Token counts so far. `cached_tokens` are part of `prompt_tokens`; None where not known."""
 
@@ -146,7 +146,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its natural-log probability; `top` has the likeliest in its place, whose own `top` is empty."""
+    """A token with its natural-log probability; `top` has the likeliest at its place, whose own `top` is empty."""
 
     token: str
     logprob: float
@@ -156,9 +156,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptToken:
-    """A token of the prompt. `logprob` is None where it was not asked for, and of the first.
+    """A token of the prompt. `logprob` is None for the first token, and if it was not requested.
 
-    `top` holds (token id, token, natural-log probability, rank) of the likeliest in its place, and of itself.
+    `top` holds (token id, token, natural-log probability, rank) of the likeliest at its place, and of itself.
     """
 
     id: int
@@ -169,7 +169,7 @@ class PromptToken:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as it comes with its answer; `tokens` are empty where no probabilities were asked for."""
+    """A prompt as it comes with its answer; `tokens` are empty if no probabilities were requested."""
 
     text: str
     tokens: tuple[PromptToken, ...] = ()
@@ -249,8 +249,8 @@ class ModelInfo:
     """A model as its users see it.
 
     `context_length` is None until a chat model has been loaded once, `max_input_tokens` and `dimensions` until a model
-    for embeddings or reranking has. `sizes` are those of images, None where it makes none. `running` counts sequences,
-    images or texts at work, `waiting` requests before their turn. `parent` is the model under an adapter.
+    for embeddings or reranking has. `sizes` are those of images, None if it makes none. `running` counts sequences,
+    images or texts in progress, `waiting` requests in the queue. `parent` is the base of an adapter.
     """
 
     id: str
@@ -279,10 +279,10 @@ class ModelInfo:
 class ModelHealth:
     """What a model is doing right now. `phase` is for people; `progress` runs from 0 to 1.
 
-    `remaining_seconds` is how long a load should still take, going by the last one; None where that is not known.
-    `error` says why the model is not ready, in our words, for the operator: it may name files. `reason` says what is
-    wrong with a failed model to anybody. `restarts` counts deaths since the start, `waiting` the requests that wait for
-    a model that takes turns to be loaded. `engines` has those of a model with replicas.
+    `remaining_seconds` is how long a load should still take, going by the last one; None if that is not known.
+    `error` says why the model is not ready, for the operator: it may name files. `reason` is public: what is wrong with
+    a failed model. `restarts` counts deaths since the start, `waiting` the requests that wait for a model
+    that takes turns to be loaded. `engines` has those of a model with replicas.
     """
 
     id: str
@@ -316,10 +316,10 @@ class Served:
 class ModelLoad:
     """How busy a loaded model is: sequences (or images, or texts to speak) that run, requests that wait for a turn.
 
-    `pids` are its processes, without those that they have started. `later_bytes` is what is planned for it on each
-    device if that is not what it was loaded with: its next load takes it. `compiled` is None if its kind never is.
-    `kv_cache_usage` is the share of the KV cache that is taken, 0 to 1; None where there is none, or nothing counts.
-    `engines` has those of a model with replicas that are loaded.
+    `pids` are its processes, without those that they have started. `later_bytes` is what its next load takes on each
+    device, if that differs from what it was loaded with. `compiled` is None if its kind is never compiled.
+    `kv_cache_usage` is the used share of the KV cache, 0 to 1; None if there is none, or vLLM does not count.
+    `engines` has the loaded ones of a model with replicas.
     """
 
     id: str
@@ -409,7 +409,7 @@ class RerankRequest(PoolingRequest):
 
 
 class Pooled(msgspec.Struct, frozen=True, gc=False):
-    """The result of input `index`, which has so many `tokens`: a vector or, of a reranker, one score (above 0: yes)."""
+    """The result of input `index`, which has `tokens`: a vector or, of a reranker, one score (above 0: relevant)."""
 
     index: int
     tokens: int

@@ -1,7 +1,7 @@
 """models.yaml as frozen specs: what is served, to whom, and where; every problem reported at once with line and key.
 
-How this machine runs it (folders, ports, the database) is the server's settings; whether a model fits is for
-its caller. What an entry may say is models.py's, how YAML is read yaml.py's.
+The server's settings say how this machine runs it (folders, ports, the database); whether a model fits is checked by
+the caller. models.py has what an entry may say, yaml.py reads the file.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ from engine.errors import LoadError
 _SECTIONS = ("models", "tiers", "cluster")
 _OF_MODELS = {"task", "weights", "base"}
 _NO_TIER = "looks like a model: move it up, below `models:`; here, below `tiers:`, are only tiers"
-# A file that is something else altogether has a problem on every line.
+# A file of another kind has a problem on every line.
 LISTED_PROBLEMS = 200
 # Of `cluster`, which means something only to `hearth cluster`: one server serves every model.
 _RoleModels = Annotated[
@@ -73,15 +73,15 @@ class ConfigError(LoadError):
 
 
 class ReplicasSpec(Spec):
-    """How many there are. A number alone is both."""
+    """How many replicas there are. A number alone is both `min` and `max`."""
 
     min: _Count = 1
-    """So many, whatever there is to do."""
+    """So many, however few requests there are."""
     max: _Count | None = None
-    """So many while there is much to do. null: as `min`."""
+    """At most so many, with many requests. null: as `min`."""
     requests: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """Between the two, another replica comes where there are more requests for each, running and waiting. null: as many
-    as its models run at the same time."""
+    """Between the two, a replica is added when each has more requests than this, running and waiting. null: as many as
+    its models run at the same time."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -116,7 +116,7 @@ class RoleSpec(Spec):
     )
     """How many, or `min` and `max` between which their number follows the requests that run and wait."""
     replicas_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
-    """At most so many on one machine. null: 1 of a role without GPUs, else as many as there are GPUs for."""
+    """At most so many on one machine. null: 1 for a role without GPUs, else as many as there are GPUs for."""
     resource: _Resource | None = None
     """Only on machines that were started with it (`hearth cluster up --resources='{"name": 1}'`). null: on any."""
     surge: bool = False
@@ -225,7 +225,7 @@ def _check_model(entry: dict[str, object], location: Location, document: Documen
 
 
 def _check_bases(found: Mapping[str, Entry], named: Mapping[str, object], document: Document) -> None:
-    """Check that each adapter has a chat model as its base; not where that has problems of its own."""
+    """Check that each adapter has a chat model as its base, unless that has problems of its own."""
     chats = [name for name, spec in found.items() if isinstance(spec, ChatModelSpec)]
     for spec in found.values():
         if isinstance(spec, AdapterSpec) and spec.base not in chats and (spec.base in found or spec.base not in named):
@@ -245,7 +245,7 @@ def _check_aliases(models: Mapping[str, Entry], document: Document) -> None:
 
 
 def _check_tiers(models: Mapping[str, dict[str, object]], document: Document) -> None:
-    """Check names across entries; not where tiers are so wrong that this would mislead."""
+    """Check names across entries, unless tiers are so wrong that this would mislead."""
     tiers = (document.root or {}).get("tiers")
     if not isinstance(tiers, dict) or not tiers:
         return
@@ -290,7 +290,7 @@ def _read_roles(document: Document, found: Mapping[str, Entry], named: Mapping[s
 def _check_roles(
     roles: Mapping[str, RoleSpec], found: Mapping[str, Entry], named: Mapping[str, object], document: Document
 ) -> None:
-    """Check that each model of the file is in one role; not where it has problems of its own."""
+    """Check that each model of the file is in one role, unless it has problems of its own."""
     owners: dict[str, str] = {}
     models = [name for name, spec in found.items() if not isinstance(spec, AdapterSpec)]
     first = next(iter(roles))

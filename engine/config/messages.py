@@ -1,6 +1,6 @@
-"""What entries of models.yaml are built of, and what does not fit in them, said in plain words.
+"""Types of the fields in models.yaml, and plain messages for what does not fit them.
 
-Which entries there are is engine/config/models.py's.
+engine/config/models.py has the entries.
 """
 
 import difflib
@@ -18,12 +18,12 @@ _PLAIN = "plain_words"
 
 
 def plain_error(message: str) -> PydanticCustomError:
-    """Make an error for a pydantic validator to raise; its message reaches the reader as it is."""
+    """Make an error for a pydantic validator to raise; its message is shown unchanged."""
     return PydanticCustomError(_PLAIN, "{message}", {"message": message})
 
 
 class Spec(BaseModel):
-    """What is read from a file that people write or may have changed: every key known, every value of its type."""
+    """A part of a file that people may edit: unknown keys and values of another type are refused."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -36,7 +36,7 @@ def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def matching(pattern: str, most: int, meaning: str) -> Any:
-    """Make the field of a text of at most so many characters; `meaning` says what the pattern means."""
+    """Make the field of a text of at most `most` characters; `meaning` describes the pattern."""
     # Editors show `patternErrorMessage` instead of the regular expression; our own messages use it too.
     return Field(pattern=pattern, max_length=most, json_schema_extra={"patternErrorMessage": meaning})
 
@@ -121,7 +121,7 @@ def add_problems(errors: list[ErrorDetails], spec: type[BaseModel], location: Lo
             meant.add((*parent, near_miss(str(key), known) or ""))
     for error in errors:
         place = tuple(part for part in error["loc"] if part != "[key]")  # the name itself is wrong
-        # A misspelt key is one problem, not also a missing one, and a list is no shorter for a wrong item.
+        # A misspelt key is one problem, not also a missing one; a wrong item does not make its list too short.
         if error["type"] == "extra_forbidden" or (error["type"] == "missing" and place in meant):
             continue
         if error["type"] == "too_short" and error["input"]:
@@ -143,7 +143,7 @@ def _message(error: ErrorDetails, schema: dict[str, Any]) -> str:
 
 
 def _schema_at(schema: dict[str, Any], location: Location) -> dict[str, Any]:
-    """Return what the JSON schema says of a place; where that may be null, `anyOf` has the other choice first."""
+    """Return the JSON schema of a place; if that may be null, `anyOf` has the other choice first."""
 
     def resolved(part: dict[str, Any]) -> dict[str, Any]:
         return schema["$defs"][part["$ref"].rsplit("/", 1)[-1]] if "$ref" in part else part
@@ -205,5 +205,5 @@ def _described(value: object) -> str:
 
 
 def listed(choices: Iterable[str]) -> str:
-    """Return like `a`, `b`, each in back quotes."""
+    """Return the choices, each in back quotes, with commas."""
     return ", ".join(f"`{choice}`" for choice in choices)

@@ -1,6 +1,6 @@
-"""What one entry of models.yaml may say, a frozen class per kind of entry; reading it is engine/config/__init__.py's.
+"""What one entry of models.yaml may say, a frozen class per kind of entry. engine/config/__init__.py reads the file.
 
-The strings under the fields are the help that editors show, by way of models.schema.json. A task is added here: its
+The strings under the fields are the help that editors show, through models.schema.json. A new task is added here: its
 spec class joins `ModelSpec`.
 """
 
@@ -60,17 +60,17 @@ class VariantSpec(Spec):
     id: Annotated[Folder, Field(validation_alias="folder")]
     """Folder of its weights, below the weights directory. Different variants need different folders."""
     repository: _Repository | None = None
-    """Where `hearth weights pull` gets it. null: the folder is made by hand."""
+    """Where `hearth weights pull` fetches it from. null: the folder is made by hand."""
     revision: _Revision | None = None
-    """Which version of the repository. null: the newest one at the first pull, and that one from then on."""
+    """Version of the repository. null: the newest at the first pull, and the same from then on."""
     licence: Annotated[str, Field(min_length=1, max_length=64)]
     """The licence of the weights, like Apache-2.0."""
     weights_gib: _Gib
     """GiB of all weights in memory, on all GPUs together."""
     download_gib: _Gib | None = None
-    """GiB that are fetched, where that is not what the weights take in memory. null: weights_gib."""
+    """GiB that are fetched, if that differs from what the weights take in memory. null: weights_gib."""
     resident_gib: _Gib | None = None
-    """GiB of them that are on the GPU at the same time, with `offload`. null: all of them."""
+    """GiB of the weights that are on the GPU at the same time, with `offload`. null: all of them."""
     activations_gib: Annotated[float, Field(ge=0, le=65536)] = 1.0
     """GiB on each GPU beside weights and KV cache: CUDA itself, its graphs, and what a step needs at its peak."""
     runs_on: Literal["gpu", "cpu", "any"] = "gpu"
@@ -88,10 +88,10 @@ class VariantSpec(Spec):
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens of prompt and answer together, at least. null: 8192."""
     max_context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    """Tokens that the model was made for at most: the context grows up to that where there is memory. null: it does
-    not grow."""
+    """Most tokens that the model was made for: the context grows up to that if there is memory. null: it does not
+    grow."""
     chats: Annotated[int, Field(ge=1, le=65536)] = 2
-    """For how many conversations of `context_length` tokens the KV cache must have room at least."""
+    """Least number of conversations of `context_length` tokens that the KV cache has room for."""
     kv_kib_per_token: Annotated[float, Field(ge=0, le=65536)] = 0.0
     """KiB of KV cache that one token takes: 2 x layers with full attention x KV heads x head size x 2 bytes."""
     kv_groups: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -100,7 +100,7 @@ class VariantSpec(Spec):
     sliding_window: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens that the layers with a sliding window look back. null: there are none."""
     kv_heads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """KV heads: over more GPUs than that the KV cache is not split any further. null: it always is."""
+    """KV heads: the KV cache is split over at most so many GPUs. null: over any number."""
     state_mib_per_chat: Annotated[float, Field(ge=0, le=65536)] = 0.0
     """MiB of a conversation's states in all layers with linear attention."""
     profile: _Profile | None = None
@@ -117,7 +117,7 @@ class VariantSpec(Spec):
 
     @property
     def groups(self) -> int:
-        """KV cache groups, where they are not said too."""
+        """KV cache groups, given or by default."""
         return self.kv_groups or (4 if self.state_mib_per_chat else 2 if self.sliding_window else 1)
 
 
@@ -139,19 +139,19 @@ class TierSpec(Spec):
     models: Names[str]
     """Keys of this tier may use the models of these tiers."""
     requests_per_minute: Limit | None = None
-    """Requests of one key, as a bucket that refills evenly: as many at once, too. Each item of a batch counts.
-    null: no limit, as for all of these."""
+    """Requests of one key, as a bucket that refills evenly: all may come at once. Each item of a batch counts. null: no
+    limit, as for all of these."""
     tokens_per_minute: Limit | None = None
-    """Tokens of one key: prompt and longest possible answer are taken when a request begins, and what the answer
-    did not need is given back at its end."""
+    """Tokens of one key: prompt and longest possible answer are charged when a request begins, and what the answer
+    did not use is refunded at its end."""
     parallel_requests: Limit | None = None
     """Requests of one key that run or wait at the same time; the items of a batch are one request together."""
     batch_items: Limit | None = None
-    """Items in one batch, where that is fewer than the server allows (HEARTH_MAX_BATCH_ITEMS)."""
+    """Items in one batch, if fewer than the server allows (HEARTH_MAX_BATCH_ITEMS)."""
     images_per_day: Limit | None = None
     """Images that one key may make in a day (UTC)."""
     queue_share: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    """When requests wait for a model: a key of share 2 is given twice the tokens of a key of share 1."""
+    """While requests wait for a model, a key of share 2 gets twice the tokens of a key of share 1."""
 
 
 class _Entry(Spec):
@@ -174,29 +174,29 @@ class AdapterSpec(_Entry):
     task: Literal["adapter"]
     """What it is."""
     base: Id
-    """The chat model that it changes, by its name in this file. What that can do and takes is the same for both."""
+    """The chat model that it changes, by its name in this file. Both have the same capabilities and limits."""
     weights: Folder
     """Folder with the adapter as PEFT saves it (adapter_config.json, adapter_model.safetensors), below the weights
     directory."""
 
 
 class CommonModelSpec(_Entry):
-    """What every model has that has an engine of its own, whatever its task."""
+    """What every model with an engine of its own has, whatever its task."""
 
     weights: Folder
     """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
     demo: _Demo | None = None
     """Demo model that answers while the weights folder is not there. null: the model then fails to load."""
     variants: Variants = ()
-    """What to serve it with, best first: `hearth plan` picks the best ones that fit this machine together."""
+    """Sets of weights to serve it with, best first: `hearth plan` picks the best that fit this machine together."""
     keep_loaded: bool = False
     """Never takes turns with other models: what does not fit beside it does not run."""
     unload_after_seconds: Annotated[float, Field(ge=10, le=31_536_000)] | None = None
-    """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
+    """It is unloaded after so long without a request, and loaded again by the next one. null: it stays loaded."""
 
 
 def replica_id(model: str, number: int) -> str:
-    """Return the name of a model's engine, of which number 1 has the model's own."""
+    """Return the name of a model's engine; the first has the name of the model."""
     return model if number == 1 else f"{model}#{number}"  # no model has a `#` in its name
 
 
@@ -206,20 +206,20 @@ def model_of(engine: str) -> str:
 
 
 class EngineSpec(Spec):
-    """What is said of every engine."""
+    """Settings of every engine."""
 
     cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Threads on a CPU. null: the machine's cores divided by the models (demos alone: 1)."""
     fair_queue: bool = True
-    """true: who waits is served by how little its key has had lately. false: first come, first served."""
+    """true: the waiting key that has had the least lately is served first. false: first come, first served."""
     stall_seconds: Annotated[float, Field(ge=1, le=86400)] | None = 30.0
     """An engine that gives no sign of life for so long is killed and restarted; longer while it loads or computes.
     null: never."""
 
 
-# Of vLLM's arguments those that decide how fast it is, and nothing of what is promised: what it answers, whose code
-# runs, which files and addresses it opens, how much memory the plan gives it, and who waits for whom. `load_format` is
-# there for one value, see `_reads_safetensors_or_nothing`.
+# vLLM's arguments that decide its speed only, not what Hearth promises: its answers, whose code runs, which files and
+# addresses it opens, how much memory the plan gives it, and the order of requests. `load_format` is there for one
+# value, see `_reads_safetensors_or_nothing`.
 ENGINE_ARGS = (
     "all2all_backend",
     "async_scheduling",
@@ -252,17 +252,17 @@ _EngineArg = Annotated[str, _one_of("argument of vLLM that may be set here,", la
 
 
 class SpeculativeSpec(Spec):
-    """Tokens that are guessed and checked in one step: the same text, sooner where guesses are right."""
+    """Tokens that are guessed and checked in one step: the same text, sooner if guesses are right."""
 
     method: Literal["ngram", "mtp"]
-    """ngram: what followed the last words earlier in the conversation; good for code and for texts that quote. mtp: by
-    the model's own layers for it, where it was saved with them."""
+    """ngram: what followed the last tokens earlier in the conversation; good for code and for texts that quote. mtp: by
+    the model's own layers for it, if it was saved with them."""
     tokens: Annotated[int, Field(ge=1, le=16)] = 3
-    """That are guessed at a time."""
+    """Tokens that are guessed at a time."""
     longest_match: Annotated[int, Field(ge=1, le=16)] = 4
-    """Tokens that ngram looks for at most."""
+    """Most tokens that ngram looks for."""
     shortest_match: Annotated[int, Field(ge=1, le=16)] = 2
-    """And at least."""
+    """Fewest tokens that ngram looks for."""
 
     @model_validator(mode="after")
     def _is_in_order(self) -> Self:
@@ -277,9 +277,9 @@ class ChatEngineSpec(EngineSpec):
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens of prompt and answer together. null: what the plan says, else what the model's own configuration says."""
     max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    """Tokens of one answer at most. null: whatever the prompt leaves of the context."""
+    """Most tokens of one answer. null: what the prompt leaves of the context."""
     clamp_max_tokens: bool = True
-    """true: a request for a longer answer than there is room for gets as many tokens as there are. false: it is
+    """true: a request for a longer answer than the context has room for gets as many tokens as fit. false: it is
     refused."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
     """Requests that are generated at the same time; more wait in the queue."""
@@ -291,7 +291,7 @@ class ChatEngineSpec(EngineSpec):
     """GiB for the KV cache, which holds the running conversations. null: what the plan gives it; without one on a GPU
     what gpu_memory_utilization leaves, on a CPU 1 GiB (demo model: 0.0625)."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    """Number format of the KV cache. fp8: twice as much context in the same memory, and slightly other answers; on GPUs
+    """Number format of the KV cache. fp8: twice as much context in the same memory, slightly different answers; on GPUs
     only. auto: that of the weights."""
     speculative: SpeculativeSpec | None = None
     """Guess several tokens and check them in one step. null: no guesses."""
@@ -301,7 +301,7 @@ class ChatEngineSpec(EngineSpec):
     """More arguments of vLLM, by its own names. Those that would break a promise are refused. The plan does not know
     them."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the GPU's memory for this model, weights and cache together. Better left out: the plan then sees to it.
+    """Share of the GPU's memory for this model, weights and cache together. Better left out: then the plan decides.
     Without effect on a CPU."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs that the model is split over. Left out, the plan decides."""
@@ -314,7 +314,7 @@ class ChatEngineSpec(EngineSpec):
     kept_for_interactive: Annotated[int, Field(ge=0, le=65536)] | None = None
     """Of max_num_seqs, how many places batches leave free, so that interactive requests find one. null: an eighth."""
     kept_for_newcomers: Annotated[int, Field(ge=0, le=65536)] | None = None
-    """Of max_num_seqs, how many places only keys take that have nothing running. null: 1 of 2 to 63, then 1 in 32."""
+    """Of max_num_seqs, how many places only keys with nothing running take. null: 1 of 2 to 63, then 1 in 32."""
     max_images: Annotated[int, Field(ge=1, le=256)] = 8
     """Pictures in one request, for a model with the capability vision."""
     reasoning_parser: Word | None = None
@@ -330,12 +330,12 @@ class ChatEngineSpec(EngineSpec):
 
     @property
     def places_for_interactive(self) -> int:
-        """Of `max_num_seqs`, how many batches leave free; one place has to be left to them."""
+        """Places of `max_num_seqs` that batches leave free; at least one is left to them."""
         return self._kept(self.kept_for_interactive, one_in=8)
 
     @property
     def places_for_newcomers(self) -> int:
-        """Of `max_num_seqs`, how many are for keys that have nothing running."""
+        """Places of `max_num_seqs` for keys that have nothing running; at least one is left to others."""
         return self._kept(self.kept_for_newcomers, one_in=32)
 
     def _kept(self, asked: int | None, *, one_in: int) -> int:
@@ -359,11 +359,11 @@ class ChatModelSpec(CommonModelSpec):
     capabilities: Annotated[Names[ChatCapability], Field(json_schema_extra={"contains": {"const": "chat"}})]
     """What clients may ask of it; each is checked against the model when it is loaded."""
     prefer: Literal["context", "conversations"] = "context"
-    """What memory that is left goes to. context: to longer conversations, up to the longest that the model was made
-    for, then to more of them. conversations: to more of them, of the shortest context of the variant."""
+    """What the remaining memory is for. context: longer conversations, up to the longest that the model was made for,
+    then more of them. conversations: more of them, with the shortest context of the variant."""
     replicas: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Engines of this model at most, behind its one name. Those beyond the first take GPUs without a chat model, or, on
-    a CPU, free RAM. null: as many as such GPUs have room for; on a CPU one."""
+    """Most engines of this model, behind its one name. Those beyond the first take GPUs without a chat model or, on a
+    CPU, free RAM. null: as many as such GPUs have room for; on a CPU one."""
     engine: ChatEngineSpec = ChatEngineSpec()
     """Settings of vLLM. Every value has a default."""
 
@@ -421,7 +421,7 @@ class MaxBatch(BySize[Batch]):
 
 
 class ImageProfile(Spec):
-    """Everything that depends on the model and not on the request; what they mean stands at `ImageEngineSpec`."""
+    """Everything that depends on the model and not on the request; `ImageEngineSpec` explains the fields."""
 
     steps: StepsByQuality
     guidance_scale: Annotated[float, Field(ge=0, le=30)]
@@ -434,9 +434,9 @@ class ImageProfile(Spec):
     negative_prompt: bool = False
     """It needs a guidance_scale above 1."""
     max_prompt_tokens: MaxPromptTokens
-    """The pipeline would cut longer ones without a word."""
+    """The pipeline would cut longer ones silently."""
     batching: Batches = "steps"
-    """By steps only where the family's adapter can."""
+    """By steps only if the family's adapter can."""
 
     def step_count(self, quality: Literal["standard", "hd"]) -> int:
         """How many steps a quality has."""
@@ -449,7 +449,7 @@ def profile_named(name: str, changes: dict[str, Any] | None = None) -> ImageProf
 
 
 class ImageEngineSpec(EngineSpec):
-    """How the model is run. Every value has a default; null means what the profile says."""
+    """Settings of the model. Every value has a default; null means what the profile says."""
 
     steps: StepsByQuality | None = None
     """Denoising steps for each `quality` of a request."""
@@ -458,23 +458,23 @@ class ImageEngineSpec(EngineSpec):
     render_size: RenderSizes | None = None
     """The edge in pixels at which images of each size are made before they are resized to the size asked for."""
     max_batch: MaxBatch | None = None
-    """Images of each size that are made together at most."""
+    """Most images of each size that are made together."""
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Number format on a GPU. On a CPU it is float32."""
     offload: Literal["none", "model", "sequential"] | None = None
     """What stays in the GPU's memory. none: everything; model: the part in use; sequential: the layer in use."""
     vae_tiling: bool | None = None
-    """Decode large images in tiles, with less memory and slightly other pixels."""
+    """Decode large images in tiles, with less memory and slightly different pixels."""
     negative_prompt: bool | None = None
     """Whether requests may have a `negative_prompt`."""
     max_prompt_tokens: MaxPromptTokens | None = None
     """Longer prompts are refused."""
     batching: Batches | None = None
-    """steps: images join and leave between denoising steps; requests: they are joined when they begin."""
+    """steps: images join and leave a batch between denoising steps; requests: a batch is made when its images begin."""
     max_queued_images: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     """Images that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """An image that has been in the making for longer is given up."""
+    """An image that takes longer is given up."""
 
 
 class ImageModelSpec(CommonModelSpec):
@@ -485,9 +485,9 @@ class ImageModelSpec(CommonModelSpec):
     capabilities: Names[Literal["image_generation"]]
     """What clients may ask of it."""
     profile: _Profile
-    """How such a pipeline is run: one of the profiles that come with Hearth."""
+    """How this pipeline is run: one of the profiles that come with Hearth."""
     engine: ImageEngineSpec = ImageEngineSpec()
-    """How it is run otherwise than its profile says, and its queue. Every value has a default."""
+    """Differences from its profile, and its queue. Every value has a default."""
 
     @model_validator(mode="after")
     def _agrees_with_its_profile(self) -> Self:
@@ -497,13 +497,13 @@ class ImageModelSpec(CommonModelSpec):
         return self
 
     def profile_of(self, *, demo: bool) -> ImageProfile:
-        """How it is run; a demo model that stands in is run in its own way."""
+        """The model's profile, or that of the demo model that stands in."""
         changes = self.engine.model_dump(include=set(ImageProfile.model_fields), exclude_none=True, by_alias=True)
         return profile_named("demo") if demo else profile_named(self.profile, changes)
 
 
 class SpeechEngineSpec(EngineSpec):
-    """How it is run. Every value has a default."""
+    """Settings of the speech worker. Every value has a default."""
 
     max_parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 8
     """Requests that neural voices speak at the same time, sentence by sentence in turn; more wait. Formant voices speak
@@ -512,7 +512,7 @@ class SpeechEngineSpec(EngineSpec):
     max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """Requests that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """A text that takes the worker longer is given up; the time of other texts does not count."""
+    """A text that takes the worker longer is given up; time for other texts does not count."""
 
 
 class SpeechModelSpec(CommonModelSpec):
@@ -527,7 +527,7 @@ class SpeechModelSpec(CommonModelSpec):
     espeak: bool = False
     """Offer nine voices of eSpeak NG that come with Hearth, where that is installed."""
     engine: SpeechEngineSpec = SpeechEngineSpec()
-    """How it is run, and its queue. Every value has a default."""
+    """Settings of the worker, and its queue. Every value has a default."""
 
 
 class AuxiliaryEngineSpec(EngineSpec):
@@ -539,13 +539,13 @@ class AuxiliaryEngineSpec(EngineSpec):
     max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Requests that may wait. The next one is answered with 503 server_overloaded."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Number format in memory. auto: what the variant says, else what the model was saved in: of 32 bits 16 are kept on
-    a GPU; on a CPU all but bfloat16 is float32."""
+    """Number format in memory. auto: what the variant says, else what the model was saved in; but on a GPU 32 bits
+    become 16, and on a CPU all but bfloat16 becomes float32."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] | None = None
-    """GiB for the keys and values of inputs that are computed; of models that make vectors or scores only those made of
-    a chat model need them. null: what the plan gives it, on a CPU 1 GiB."""
+    """GiB for the KV cache; of models that make vectors or scores, only those made from a chat model need one. null:
+    what the plan gives it, on a CPU 1 GiB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the GPU's memory for this model. Better left out: the plan then sees to it. Without effect on a CPU."""
+    """Share of the GPU's memory for this model. Better left out: then the plan decides. Without effect on a CPU."""
     enforce_eager: bool | None = None
     """true: skip compilation and CUDA graphs, for a faster start and slower answers. null: compile on a GPU."""
 
@@ -554,11 +554,11 @@ class PoolingEngineSpec(AuxiliaryEngineSpec):
     """How vLLM runs it. Every value has a default."""
 
     max_input_tokens: Annotated[int, Field(ge=8, le=1 << 20)] | None = None
-    """Tokens of one input at most. null: what the variant or the model's own configuration says."""
+    """Most tokens of one input. null: what the variant or the model's own configuration says."""
 
 
 class _PoolingSpec(CommonModelSpec):
-    """What models have in common that read a text and answer with numbers."""
+    """A model that reads a text and answers with numbers."""
 
     engine: PoolingEngineSpec = PoolingEngineSpec()
     """How vLLM runs it. Every value has a default."""
@@ -575,8 +575,8 @@ class EmbeddingModelSpec(_PoolingSpec):
     """How the tokens of a text become one vector. null: as the folder says, in the layout of sentence-transformers; a
     folder that does not say it is refused."""
     least_dimensions: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """`dimensions` of a request may cut vectors down to so many numbers: only for a model that was trained for it
-    (Matryoshka). null: it is refused."""
+    """A request's `dimensions` may cut vectors down to so many numbers: only for a model that was trained for it
+    (Matryoshka). null: `dimensions` is refused."""
     query_prefix: Annotated[str, Field(max_length=1000)] | None = None
     """Put before inputs of `input_type: query`. null: what the folder says, which may be nothing."""
     document_prefix: Annotated[str, Field(max_length=1000)] | None = None
@@ -602,9 +602,9 @@ class TranscriptionEngineSpec(AuxiliaryEngineSpec):
 
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 16
     """Pieces of sound, of up to 30 seconds, that are heard at the same time; more wait. An eighth of the places is
-    closed to what lies behind the first minute of a file, one in 32 is kept for keys that have nothing running."""
+    closed to what is after the first minute of a file, one in 32 is kept for keys that have nothing running."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 14400.0
-    """Seconds of sound in one file at most."""
+    """Most seconds of sound in one file."""
 
 
 class TranscriptionModelSpec(CommonModelSpec):
@@ -629,7 +629,7 @@ class TranscriptionModelSpec(CommonModelSpec):
 
 
 PoolingModelSpec: TypeAlias = EmbeddingModelSpec | RerankModelSpec
-# Small ones on vLLM, which take nothing from chat models.
+# Small models on vLLM, which take nothing from chat models.
 AuxiliaryModelSpec: TypeAlias = PoolingModelSpec | TranscriptionModelSpec
 ModelSpec: TypeAlias = (
     ChatModelSpec | ImageModelSpec | SpeechModelSpec | EmbeddingModelSpec | RerankModelSpec | TranscriptionModelSpec

@@ -44,7 +44,7 @@ class _ModelsFile(Spec):
 
 @cache
 def _helps() -> dict[str, dict[str, str]]:
-    """The strings under the fields, of each class. pydantic could read them too, at every start of every program."""
+    """The strings under the fields, of each class. pydantic could read them too, but at each start of each program."""
     classes = [
         part
         for module in (models, config, sys.modules[__name__])
@@ -79,7 +79,7 @@ class _WithHelp(GenerateJsonSchema):
 def json_schema() -> dict[str, Any]:
     """Describe models.yaml as a JSON Schema (draft 7, which editors know best), with help for every key."""
     schema = _ModelsFile.model_json_schema(schema_generator=_WithHelp)
-    for spec in (*SPEC_BY_TASK.values(), TierSpec, RoleSpec):  # the id of each is its name in the file
+    for spec in (*SPEC_BY_TASK.values(), TierSpec, RoleSpec):  # each has its id as its name in the file
         definition = schema["$defs"][spec.__name__]
         del definition["properties"]["id"]
         definition["required"].remove("id")

@@ -1,4 +1,4 @@
-"""From a YAML file to plain data that remembers its lines; what it means is left to engine/config/__init__.py."""
+"""From a YAML file to plain data with line numbers; engine/config/__init__.py reads its meaning."""
 
 import re
 from collections.abc import Callable
@@ -38,14 +38,14 @@ class Problem:
 
 @dataclass(slots=True)
 class Document:
-    """What the file says. `root` is None when it could not be read at all; `problems` then says why."""
+    """The content of the file. `root` is None if it could not be read at all; `problems` then says why."""
 
     root: dict[str, object] | None = None
     lines: dict[Location, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def add_problem(self, location: Location, message: str, line: int | None = None) -> None:
-        """Note a problem at `location`; without a `line`, with that of its nearest known ancestor."""
+        """Note a problem at `location`; `line` None: the line of its nearest known ancestor."""
         known = location
         while known and known not in self.lines:
             known = known[:-1]
@@ -92,7 +92,7 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, empty: str, other_shape: str) -> Document:
-    """Read YAML. `empty` and `other_shape` are said of a text with nothing in it, or no mapping."""
+    """Read YAML. `empty` and `other_shape` are the messages for a text with nothing in it, or no mapping."""
     document = Document()
     try:
         node = _Loader(text).get_single_node()

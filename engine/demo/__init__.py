@@ -1,6 +1,6 @@
-"""Where the weights of the demo models lie: small ones, trained by this project, so that everything runs at once.
+"""The folders of the demo models: small ones, trained by this project, so that everything runs at once.
 
-Their recipes, and what they promise to answer, are in scripts/demo_models.
+scripts/demo_models has their recipes, and what they answer.
 """
 
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Where each model goes: hardware is read, needs are counted, and a pure function makes of both a plan or a refusal."""
+"""Where each model goes: reads hardware, counts needs, and makes a plan or a refusal of both in a pure function."""

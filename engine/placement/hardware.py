@@ -1,8 +1,8 @@
 """What this machine has, as frozen plain data: GPUs (NVML), memory and CPU; and the limits of its control groups.
 
-It decides nothing, and reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
-The kernel limits memory by control groups, like those of containers and systemd units (`MemoryMax=`), and kills in them
-when it runs out. Version 2 is read, and version 1 of older systems.
+Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why. The kernel limits the
+memory of control groups, like those of containers and systemd units (`MemoryMax=`), and kills processes in one that
+runs out. Version 2 is read, and version 1 of older systems.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from engine.errors import EngineError
 _log = logging.getLogger("hearth.engine")
 GIB = 1 << 30
 T = TypeVar("T")
-# What a plan prefers where not all models fit: that they stay loaded, or better variants that take turns.
+# What a plan prefers if not all models fit: models that stay loaded, or better variants that take turns.
 Prefer: TypeAlias = Literal["resident", "quality"]
 
 _SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
@@ -31,7 +31,7 @@ _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 _OWN_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+)", re.MULTILINE)
 _CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)", re.MULTILINE)
 _MOST_GPUS = 64
-# Its value at the start: during a load the variable names that model's GPUs (engine/pool/loader.py).
+# Read at the start: during a load the variable names that model's GPUs (engine/pool/loader.py).
 _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
@@ -43,9 +43,9 @@ _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high
 _USED = ("memory.current", "memory.usage_in_bytes")
 _KILLS = ("memory.events", "memory.oom_control")
 _KILL_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-# Cached files, which the kernel drops when memory is short. Version 1 counts a group's children under other names.
+# Cached files, which the kernel drops when memory is short. Version 1 has other names for sums with a group's children.
 _CACHED = tuple(re.compile(rf"^{name}(?:in)?active_file (\d+)$", re.MULTILINE) for name in ("total_", ""))
-# Scores for the processes of models: to kill one costs one model, to kill the server costs all.
+# Scores for the processes of models: killing one costs one model, killing the server costs all.
 MODEL_VICTIM, FIRST_VICTIM = 500, 1000
 
 
@@ -106,9 +106,9 @@ class Hardware:
     ram_ours_bytes: int = 0
     """RAM that Hearth uses, and that would be available without it."""
     shared_memory: bool = False
-    """Whether its GPU has no memory of its own and uses the RAM."""
+    """Whether the GPU has no memory of its own and uses the RAM."""
     prefer: Prefer = "resident"
-    """What the plan prefers where not all models fit."""
+    """What the plan prefers if not all models fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ def read_cuda() -> Cuda:
 
 
 def read_hardware(server_pid: int | None = None, *, ram_ours: bool = True) -> Hardware:
-    """Look at this machine (some 50 ms, blocking), with what its control groups leave of it (containers, services).
+    """Read this machine within the limits of control groups (containers, services). Blocks, some 50 ms.
 
     With `server_pid` the limits are those of that process, and what it and its children use counts as ours; without
-    `ram_ours` on GPUs only: reading the RAM of a process takes 5 to 30 ms of a core.
+    `ram_ours` on GPUs only, since reading the RAM of a process takes 5 to 30 ms of a core.
     """
     family = _family(server_pid)
     found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
@@ -177,7 +177,7 @@ def meant_for(hardware: Hardware, ram_gib: float | None, prefer: Prefer) -> Hard
 
 
 def count_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory in this process's group, else on the machine."""
+    """How many processes the kernel has killed for lack of memory in this process's group, else on the machine."""
     for place in [group / name for group in _groups(None) for name in _KILLS] + [Path("/proc/vmstat")]:
         if found := _KILL_COUNT.search(_text_of(place)):
             return int(found[1])
@@ -185,7 +185,7 @@ def count_oom_kills() -> int:
 
 
 def offer_to_oom_killer(score: int) -> None:
-    """Have the kernel choose this process, and those that it starts, before others where memory is short."""
+    """Have the kernel kill this process, and those that it starts, before others when memory runs out."""
     with contextlib.suppress(OSError):  # not allowed everywhere
         Path("/proc/self/oom_score_adj").write_text(str(score), encoding="ascii")
 
@@ -214,7 +214,7 @@ def _no_nvidia() -> str:
 
 
 def _has_nvidia() -> bool:
-    """Whether there is a card, or a driver that may have one (a container sees no bus)."""
+    """Whether there is a card, or a driver that may have one (a container cannot read the bus)."""
     has_driver = any(Path("/dev").glob("nvidia*")) or Path("/proc/driver/nvidia").exists()
     return has_driver or _NVIDIA in _graphics_vendors()
 
@@ -236,7 +236,7 @@ def _read_gpus(nvml: Any, ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str, i
         try:
             device = nvml.nvmlDeviceGetHandleByIndex(index)
             uuids[index], devices[index] = str(nvml.nvmlDeviceGetUUID(device)), device
-        except nvml.NVMLError as error:  # one that has fallen off the bus is no reason to lose the others
+        except nvml.NVMLError as error:  # a GPU that has fallen off the bus must not hide the others
             _leave_out(index, str(error))
     visible = _visible(uuids)
     divided = [index for index, device in devices.items() if _is_divided(nvml, device)]
@@ -247,13 +247,13 @@ def _read_gpus(nvml: Any, ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str, i
 
 @cache
 def _leave_out(index: int, why: str) -> None:
-    """Say so, once."""
+    """Log a GPU that is left out, once."""
     _log.warning("GPU %d does not answer (%s), and is left out.", index, why)
 
 
 def _read_gpu(nvml: Any, index: int, device: Any, ours: frozenset[int]) -> Gpu:
     total = free = 0
-    with contextlib.suppress(nvml.NVMLError):  # GB10 and Jetson have no memory of their own, and do not say
+    with contextlib.suppress(nvml.NVMLError):  # GB10 and Jetson have no memory of their own, and report none
         memory = nvml.nvmlDeviceGetMemoryInfo(device)
         total, free = int(memory.total), int(memory.free)
     capability: tuple[int, int] | None = None
@@ -271,14 +271,14 @@ def _read_gpu(nvml: Any, index: int, device: Any, ours: frozenset[int]) -> Gpu:
 
 
 def _is_divided(nvml: Any, device: Any) -> bool:
-    """Whether MIG has divided it: its instances have no index that a model could be given."""
+    """Whether MIG divides the GPU: its instances have no index that a model could be given."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         return bool(nvml.nvmlDeviceGetMigMode(device)[0])
     return False
 
 
 def _visible(uuids: Sequence[str]) -> list[int]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names; like CUDA, stop at the first that names none, or one again."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; like CUDA, stop at the first entry that is unknown or repeated."""
     if _ALLOWED_GPUS is None:
         return list(range(len(uuids)))
     found: list[int] = []
@@ -345,13 +345,13 @@ def _cached(group: Path) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """None: there is no such file, or it says `max`."""
+    """Return the number in a file; None: there is no such file, or it has `max`."""
     text = _text_of(file).strip()
     return int(text) if text.isdecimal() else None
 
 
 def _text_of(file: Path) -> str:
-    """Return what a file holds; nothing where it cannot be read."""
+    """Return the text of a file; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace")
     return ""

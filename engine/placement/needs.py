@@ -1,7 +1,7 @@
 """How much memory each variant of a model needs: stated or measured weights, activations, and KV cache.
 
-Values that models.yaml says under `engine` win. A folder that the operator put there is served whatever variants
-models.yaml names: its needs are read from its files, without loading them.
+Values under `engine` in models.yaml win. A folder of the operator's own is served whatever variants models.yaml names:
+its needs are read from its files, without loading them.
 """
 
 import contextlib
@@ -41,22 +41,22 @@ _log = logging.getLogger("hearth.footprints")
 # Left free on every device: what the driver, a display and fragmentation take.
 _GPU_MARGIN, _GPU_MARGIN_LEAST = 0.05, GIB // 2
 _RAM_MARGIN, _RAM_MARGIN_LEAST = 0.10, 2 * GIB
-# Of memory that GPU and processor share, what counts as RAM.
+# Of memory that GPU and CPU share, the part that counts as RAM.
 _RAM_OF_SHARED = 0.25
-# What others take of RAM changes every second: it counts in steps of an eighth of the machine, rounded up, so that the
-# plan stays the same from one look to the next.
+# What other programs take of RAM changes every second: it is rounded up to eighths of the machine, so that the plan
+# stays the same.
 _RAM_STEPS, _RAM_STEP_LEAST, _RAM_STEP_MOST = 8, GIB, 16 * GIB
-# A demo with the libraries that it loads: in RAM 0.6 to 0.7 GiB, measured; on a GPU mostly CUDA's context.
+# A demo with its libraries: in RAM 0.6 to 0.7 GiB, measured; on a GPU mostly CUDA's context.
 _DEMO_GIB = {"gpu": 1.25, "ram": 0.75}
 # Of a folder of the operator's own.
 _SHORTEST_CONTEXT = 4096
 _CACHE_BYTES = 2  # a number of the KV cache, in bfloat16
-_TABLE_BYTES = 10  # for each position and number of a head: cosines and sines in 32 bits, and what they are made of
+_TABLE_BYTES = 10  # for each position and dimension of a head: cosines and sines in 32 bits, and their inputs
 # Families that share a cache between layers, compress it, or have heads of several sizes.
 _OTHERS = ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads")
 _KINDS = {"full_attention", "sliding_attention", "linear_attention"}
 _LICENCE = "see its model card"
-# A measurement outside of these factors is wrong: something else took or freed memory meanwhile.
+# A measurement outside of these factors of the stated size is wrong: something else took or freed memory meanwhile.
 _PLAUSIBLE = (0.4, 2.5)
 
 
@@ -65,7 +65,7 @@ class _Measured(msgspec.Struct, frozen=True):
 
 
 class Footprints(msgspec.Struct, frozen=True):
-    """What models really took when they were loaded, kept in a small JSON file and used by the next plan.
+    """What models took when they were loaded, kept in a small JSON file for the next plan.
 
     Bytes on one device without the KV cache, by variant, split and device. Immutable: `with_` makes the next one.
     """
@@ -78,7 +78,7 @@ class Footprints(msgspec.Struct, frozen=True):
         return read_record(data_dir / FILE_NAME, cls, "plans use the stated sizes")
 
     def of(self, variant: VariantSpec, split: int, device: str) -> int | None:
-        """Return bytes on one device of that name when the variant is split over `split` of them; None: not known."""
+        """Return bytes on each of `split` devices of that name that the variant is split over; None: not known."""
         measured = self.footprints.get(_key(variant, split, device))
         return None if measured is None else measured.bytes
 
@@ -96,7 +96,7 @@ class Footprints(msgspec.Struct, frozen=True):
 
 
 def _key(variant: VariantSpec, split: int, device: str) -> str:
-    # Another revision or number format is another size
+    # Revisions and number formats differ in size
     parts = (variant.id, variant.revision or "-", variant.dtype, variant.offload or "-", f"{split}x", device)
     return " | ".join(parts)
 
@@ -155,10 +155,10 @@ def explicit(spec: ModelSpec, key: str) -> object | None:
     return getattr(spec.engine, key) if said else None
 
 
-def _need(  # noqa: PLR0913  # each of them tells a size
+def _need(  # noqa: PLR0913  # each is a part of the size
     spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], footprints: Footprints, *, gpu_bytes: int = 0
 ) -> Need:
-    """Return what it needs of each of `split` GPUs of these names (0: of RAM). `gpu_bytes`: the largest of all GPUs."""
+    """Return what a variant needs of each of `split` GPUs of these names (0: RAM). `gpu_bytes`: the largest GPU's."""
     known = [footprints.of(variant, split, name) for name in names]
     measured = [used for used in known if used is not None]
     is_measured = len(measured) == len(known)
@@ -171,7 +171,7 @@ def _need(  # noqa: PLR0913  # each of them tells a size
             longest = variant.max_context_length or 0
         cache = _cache(variant, split, gpu_bytes, spec.engine)
         fixed_gib = spec.engine.kv_cache_gib
-        if not split and variant.id == spec.weights:  # on a CPU such a folder gets what its cache has room for
+        if not split and variant.id == spec.weights:  # on a CPU such a folder's context is what its cache has room for
             fixed_gib = fixed_gib or CPU_CACHE_GIB
             if cache is not None and spec.engine.context_length is None:
                 context = cache.longest(int(fixed_gib * GIB), variant.max_context_length or context) or context
@@ -202,9 +202,9 @@ def _need(  # noqa: PLR0913  # each of them tells a size
 
 
 def _cache(variant: VariantSpec, split: int, gpu_bytes: int, engine: ChatEngineSpec) -> KvCache | None:
-    """Return how its KV cache is divided on each of `split` GPUs (0: in RAM); None where its size is not known.
+    """Return how a variant's KV cache is divided on each of `split` GPUs (0: in RAM); None if its size is not known.
 
-    Its numbers may have 8 bits; states of layers with linear attention keep theirs.
+    Its numbers may have 8 bits, but not those of states of layers with linear attention.
     """
     parts, halved = max(1, split), engine.kv_cache_dtype != "auto"
     token_bytes = int(variant.kv_kib_per_token * (512 if halved else 1024) / min(parts, variant.kv_heads or parts))
@@ -223,8 +223,8 @@ def _cache(variant: VariantSpec, split: int, gpu_bytes: int, engine: ChatEngineS
 def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:
     """Return each folder that models.yaml names under `weights` and that exists, as variants, by model or adapter.
 
-    Nothing is raised: a folder that does not say how large it is gets no variants. Voices are not among them: their
-    folder has many models, and the entry's variants say what they take.
+    Nothing is raised: a folder whose size cannot be read gets no variants. Folders of voices are left out: they have
+    many models, and the entry's variants say what they take.
     """
     folders = [(spec, weights_dir / spec.weights) for spec in _without_voices(config)]
     found = {spec.id: _read_folder(spec, folder) for spec, folder in folders if folder.is_dir()}
@@ -247,7 +247,7 @@ def _read_adapters(specs: Sequence[AdapterSpec], weights_dir: Path) -> dict[str,
 
 
 def variants_here(config: Config, weights_dir: Path) -> frozenset[str]:
-    """Return the folders of all variants that are on the disk, complete; voices aside, which are used side by side."""
+    """Return the folders of all variants that are complete on the disk, but for voices, which are used side by side."""
     variants = (variant for spec in _without_voices(config) for variant in spec.variants)
     return frozenset(variant.id for variant in variants if is_complete(weights_dir / variant.id))
 
@@ -305,7 +305,7 @@ class ContextNeeds:
     state_bytes: int
     """Of KV cache, for the states of a conversation in all layers with linear attention."""
     tables_bytes: int
-    """While vLLM computes its tables of all positions, which it does for `positions` whatever context is served."""
+    """While vLLM computes its tables of positions: for all `positions`, whatever context is served."""
     is_exact: bool
     """False: the family's cache is smaller than these numbers say, or different."""
 
@@ -319,9 +319,9 @@ class ContextNeeds:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Raises `KeyError`, `TypeError` or `ValueError` for a configuration of another form."""
+        """Read a configuration. Raises `KeyError`, `TypeError` or `ValueError` for one of another form."""
         text = config.get("text_config") or config
-        layers = int(text.get("num_hidden_layers") or text["n_layer"])  # GPT-2 and its like have names of their own
+        layers = int(text.get("num_hidden_layers") or text["n_layer"])  # GPT-2's name for it
         heads = int(text.get("num_attention_heads") or text["n_head"])
         kv_heads = int(text.get("num_key_value_heads") or heads)
         head_size = int(text.get("head_dim") or (text.get("hidden_size") or text["n_embd"]) // heads)
@@ -330,7 +330,7 @@ class ContextNeeds:
         full, sliding, linear = (kinds[f"{name}_attention"] for name in ("full", "sliding", "linear"))
         state = _state_bytes(text) if linear else 0
         kept = [count for count in (full, sliding, linear if state else 0) if count] or [layers]
-        # Layers of a group: as many as there are of the rarest kind, or of the other where that has hardly more
+        # Layers of a group: as many as there are of the rarest kind, or of the other kind if that has hardly more
         in_group = max(kept) if max(kept) < 1.5 * min(kept) else full or min(kept)
         beside = sum(-(-count // in_group) for count in (sliding, linear if state else 0))
         per_token = 2 * kv_heads * head_size * _CACHE_BYTES  # and layer
@@ -364,7 +364,7 @@ class ContextNeeds:
 
 
 def _kinds(text: Mapping[str, Any], layers: int) -> list[str]:
-    """Return the kinds of layers that a configuration does not list: every `interval`th has full attention."""
+    """Return the kinds of layers; if the configuration lists none, every `interval`th has full attention."""
     interval = int(text.get("full_attention_interval") or ("linear_num_value_heads" in text) * 4 or 1)
     return ["linear_attention" if (at + 1) % interval else "full_attention" for at in range(layers)]
 

@@ -1,7 +1,7 @@
 """Puts models of known size into devices without exceeding any, then gives what is left to KV caches.
 
 The result does not depend on the order of models and devices. Of models that take turns on a device, only the
-largest counts. Which variants to try is plan.py's.
+largest counts. plan.py chooses the variants to try.
 """
 
 import math
@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeAlias
 from engine.placement.hardware import GIB
 from engine.placement.types import Device, DeviceUse, Need, Placed, State, SwapBy
 
-# A handful of models needs some dozens of steps; beyond this limit no layout is found.
+# A handful of models needs some dozens of steps; past this limit the search ends without a layout.
 _MOST_STEPS = 4000
-# Kept free for errors of sizes that were not measured: a part of these sizes, or of what is left if that is less.
+# Kept free for errors in sizes that were not measured: a part of these sizes, or of what is left if that is less.
 _OF_STATED, _OF_LEFT = 0.125, 0.25
 # Tokens that coding agents need: as many models as possible get one conversation of that length.
 LONG_CONTEXT = 65536
@@ -31,7 +31,7 @@ class Layout:
     placed: dict[str, Placed] = field(default_factory=dict)
 
     def turn_bytes(self, index: int | None) -> int:
-        """Return the bytes of a device for models that take turns: those of the largest."""
+        """Return what models that take turns take of a device: the bytes of the largest."""
         return max((one.bytes_on(index) for one in self.placed.values() if one.state == "swapped"), default=0)
 
     def free(self, device: Device) -> int:
@@ -39,7 +39,7 @@ class Layout:
         return device.budget_bytes - resident - self.turn_bytes(device.index)
 
     def put(self, name: str, state: State, need: Need, window: _Window) -> bool:
-        """Place a model. False: that is too much for a device."""
+        """Place a model. False: a device has no room."""
         gpus, size = window
         one = Placed(name, state, "", need.variant, need, gpus, device_bytes=size, ram_bytes=need.ram_bytes)
         self.placed[name] = one
@@ -118,7 +118,7 @@ def _windows(layout: Layout, need: Need, *, shared: bool) -> Iterator[_Window]:
 
 
 def shared_out(layout: Layout) -> list[Placed]:
-    """Return every model with its KV cache, and how it leaves its devices; one that shares with none is resident."""
+    """Return every model with its KV cache, and how it is swapped; one that shares with none is resident."""
     swapped = [one for one in layout.placed.values() if one.state == "swapped"]
     turning = {
         one.id for one in swapped for other in swapped if one is not other and set(one.places) & set(other.places)
@@ -156,8 +156,8 @@ def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> P
 
 
 def _more_kv(layout: Layout, one: Placed, device: Device, swap_by: Mapping[str, SwapBy]) -> int:
-    """Return what a chat model gets beyond its minimum: a part of what is left, and all that its turn leaves."""
-    # On a CPU a KV cache is filled with zeros at the start: no more of it than was asked for
+    """Return what a chat model gets beyond its minimum: a part of what is left, and all that is free in its turn."""
+    # On a CPU a KV cache is filled with zeros at the start: it gets no more than was asked for
     if device.index is None or not _takes_more(one):
         return 0
     here = [other for other in layout.placed.values() if device.index in other.places]
@@ -166,7 +166,7 @@ def _more_kv(layout: Layout, one: Placed, device: Device, swap_by: Mapping[str, 
     stated = sum(_stated_bytes(other) for other in here if other.state == "resident")
     stated += max((_stated_bytes(other) for other in here if other.state == "swapped"), default=0)
     left -= int(min(_OF_STATED * stated, _OF_LEFT * left))
-    # Those that take turns have one part together
+    # Models that take turns have one part together
     wants: dict[str, _Want] = {}
     for other in here:
         if _takes_more(other):
@@ -189,8 +189,8 @@ class _Want(NamedTuple):
 def _part(left: int, wants: Mapping[str, _Want], mine: str) -> int:
     """Return one part of what is left.
 
-    As many models as possible get one long conversation; what is left then is divided evenly, up to the longest context
-    of each first.
+    As many models as possible get one long conversation; the rest is divided evenly, first up to the longest context of
+    each.
     """
     given = dict.fromkeys(wants, 0)
     for name, want in sorted(wants.items(), key=lambda item: (item[1].long, item[0])):
@@ -211,7 +211,7 @@ def _stated_bytes(one: Placed) -> int:
 
 
 def _of_its_turn(layout: Layout, one: Placed, device: Device) -> int:
-    """Return how much more the largest model that it takes turns with has."""
+    """Return how much larger the largest model is that it takes turns with."""
     return layout.turn_bytes(device.index) - one.device_bytes if one.state == "swapped" else 0
 
 

@@ -1,8 +1,8 @@
 """Decides what each model is served with and where: a pure function from models.yaml and a machine to a plan.
 
 The rule: every model begins with its smallest variant. If these fit together, all stay loaded; else the last in
-`_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit, chat
-models first. Models for embeddings, reranking and transcription never make variants of chat models smaller: they take
+`_rank` take turns. Then one after the other moves up to the next better variant as long as all still fit, chat models
+first. Models for embeddings, reranking and transcription never make variants of chat models smaller: they take
 turns with the image model instead. With HEARTH_PREFER=quality models get the variants that fit if all take turns, and
 as few as possible take turns.
 What is left goes to KV caches. If no plan is possible, the refusal names the smallest change that makes one possible.
@@ -40,7 +40,7 @@ def plan(
 ) -> Plan | Refusal:
     """Place every model of models.yaml.
 
-    `folders` has the weights folders of models and adapters that exist (`needs.own_folders`): they are used whatever
+    `folders` has the existing weights folders of models and adapters (`needs.own_folders`): they are used whatever
     variants models.yaml names. `here` has the folders of variants that are on the disk: only those are planned, and
     demos for models without one, so the plan is what can be served now. None: all variants, so the plan is what is
     worth fetching. Nothing is read from disk, and nothing depends on the order of models or GPUs.
@@ -116,7 +116,7 @@ class _Planner:
         return sum(int(one.weights_gib * GIB) for folder in adapters for one in folder)
 
     def _choice(self, spec: ModelSpec, devices: Sequence[Device], adapters: int) -> _Choice | Refusal | None:
-        """Begin with the smallest variant that fits alone; None when nothing is known that could be planned with."""
+        """Begin with the smallest variant that fits alone; None if there is nothing to plan with."""
         offered = tuple(
             tuple(replace(need, adapters_bytes=adapters) for need in needs_of(spec, variant, devices, self.footprints))
             for variant in self._variants(spec)
@@ -168,7 +168,7 @@ def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Pref
 
 
 def _preferred(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Prefer) -> _Fitted | None:
-    """Return the preferred one of all that fit, with as few models that take turns as possible."""
+    """Return the preferred fitting choice, with as few models that take turns as possible."""
     others = {name: choice for name, choice in choices.items() if not isinstance(choice.spec, AuxiliaryModelSpec)}
     fitting = _fitting(choices, devices)
     if prefer == "quality":
@@ -183,10 +183,10 @@ def _preferred(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer
 
 
 def _fitting(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> Iterator[_Fitted]:
-    """Yield what fits, the fewest that take turns first.
+    """Yield what fits, with the fewest models that take turns first.
 
     Models for embeddings, reranking and transcription never take turns only with each other: one question may need
-    the first two.
+    an embedding and a reranking model.
     """
     specs = [choice.spec for choice in choices.values()]
     movable = [spec for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
@@ -201,7 +201,7 @@ def _fitting(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> Itera
 
 
 def _keeps(fitted: _Fitted, alone: _Fitted) -> bool:
-    """Whether chat models have variants as good as they have `alone`, and stay loaded where they do so there."""
+    """Whether chat models have as good variants as in `alone`, and stay loaded if they do there."""
     (choices, layout), (before, other) = fitted, alone
     chats = [name for name, choice in before.items() if isinstance(choice.spec, ChatModelSpec)]
     return all(
@@ -211,7 +211,7 @@ def _keeps(fitted: _Fitted, alone: _Fitted) -> bool:
 
 
 def _add_replicas(choices: Mapping[str, _Choice], layout: Layout) -> None:
-    """Add engines to chat models that stay loaded for as long as there is room for one, each model one in turn."""
+    """Add engines to chat models that stay loaded, one for each model in turn, as long as there is room."""
     firsts = shared_out(layout)
     number = 0
     while firsts:
@@ -239,7 +239,7 @@ def _variants_of(fitted: _Fitted) -> dict[str, str]:
 
 
 def _moved_up(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str]) -> _Fitted:
-    """Give each in turn the next better variant that fits beside the others, until none does; chat models first."""
+    """Give each model in turn the next better variant that fits beside the others, until none does; chat first."""
     chats = [name for name, choice in choices.items() if isinstance(choice.spec, ChatModelSpec)]
     for names in (chats, [name for name in choices if name not in chats]):
         before = None
@@ -266,7 +266,7 @@ def _layout(choices: Mapping[str, _Choice], devices: Sequence[Device], shared: C
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Looks for the smallest change of `config` or `hardware` with which all models fit: each is tried whole."""
+    """Looks for the smallest change of `config` or `hardware` with which all models fit, by planning each change."""
 
     config: Config
     hardware: Hardware
@@ -324,7 +324,7 @@ class _Change:
                 return
 
     def _other_share(self, specs: Iterable[ModelSpec]) -> Iterator[str]:
-        """Yield the share nearest to what models.yaml says with which all fit."""
+        """Yield the share with which all fit, nearest to that in models.yaml."""
         for spec in specs:
             said = explicit(spec, "gpu_memory_utilization")
             shares = (percent / 100 for percent in range(96))
@@ -361,7 +361,7 @@ class _Change:
         return self._fits_on(ram_bytes=machine.ram_bytes + more, ram_available_bytes=machine.ram_available_bytes + more)
 
     def _larger_gpus(self, count: int) -> Iterator[str]:
-        """Yield the size that as many GPUs must have, in place of the largest that there are."""
+        """Yield the size that `count` GPUs must have, in place of the largest ones."""
         gpus = sorted(self.hardware.gpus, key=lambda gpu: (-gpu.total_bytes, gpu.index))
         for size in report.GPU_SIZES_GIB:
             larger = (
@@ -373,7 +373,7 @@ class _Change:
                 return
 
     def _without_one(self, lack: Refusal) -> Iterator[str]:
-        """Yield what helps where memory does not: a demo for one of the models, or one model less."""
+        """Yield what helps if memory does not: a demo for one of the models, or one model less."""
         specs = [self.config.models[name] for name in lack.models]
         for spec in reversed(specs):
             demo = spec.model_copy(update={"demo": DEMO_OF_TASK[spec.task]})

@@ -1,6 +1,6 @@
 """A plan as text and as plain data: why each model is where it is, or by how much models do not fit.
 
-plan.py finds changes that make all models fit; here are those for one model alone.
+plan.py finds changes that make all models fit; this file those for one model alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ def why_unplanned(spec: ModelSpec, *, own: bool, absent: bool) -> str:
 
 
 def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Refusal:
-    """Explain why no variant of a model fits (`needs`: of each); `change` is empty where memory would do."""
+    """Explain why no variant of a model fits (`needs`: of each); `change` is empty if more memory would help."""
     options = [need for choice in needs for need in choice]
     if not options:
         gpus = len(devices) > 1
@@ -115,13 +115,13 @@ def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[De
 
 
 def _fullest(need: Need, devices: Sequence[Device]) -> Device:
-    """Return the device with the least room of those that it would take."""
+    """Return the device with the least room of those that `need` would take."""
     right = [device for device in devices if need.is_kind_of(device)]
     return sorted(right, key=lambda device: _missing(need, device))[max(1, need.split) - 1]
 
 
 def _why_not_on(need: Need, device: Device) -> tuple[str, int]:
-    """Return why it does not fit on a device of its kind, and what there is."""
+    """Return why a need does not fit on a device of its kind, and what is missing."""
     name, least = need.variant.id, _least(need, device)
     if not need.runs_on(device):
         capability = need.variant.min_compute_capability
@@ -148,7 +148,7 @@ def _there(device: Device) -> str:
 
 
 def _less(device: Device) -> str:
-    """Say why less than all of it may be used."""
+    """Say why less than all of a device may be used."""
     parts = [f"{gib(device.margin_bytes)} kept free"]
     if device.foreign_bytes:
         most = "up to " if device.index is None else ""

@@ -1,4 +1,4 @@
-"""What a plan is made of, as frozen plain data: devices, needs, KV caches, places; how it is made is plan.py's."""
+"""What a plan is made of, as frozen plain data: devices, needs, KV caches, places. plan.py makes it."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ State = Literal["resident", "swapped", "demo", "unplanned"]
 SwapBy = Literal["sleep", "unload"]
 
 CONTEXT_STEP = 1024
-# Tokens of a block are a multiple of this: on a CPU, and with some kernels on GPUs, of the larger one.
+# Tokens of a block are a multiple of one of these: the larger one on a CPU, and with some kernels on GPUs.
 _GPU_BLOCK, _CPU_BLOCK = 16, 128
-CPU_CACHE_GIB = 1.0  # KV cache on a CPU, where models.yaml names no size
-# A state beside the one that is computed next: vLLM keeps it for prompts that begin alike.
+CPU_CACHE_GIB = 1.0  # KV cache on a CPU, if models.yaml names no size
+# vLLM keeps one more state beside the one that is computed next: for prompts that begin alike.
 _STATES_OF_A_CHAT = 2
-# In a model with layers for guesses; and the part of a state that keeps one token more, which is at most so little.
+# With guesses: the fewest full layers of such a model, and the part of a state that each guessed token adds (1/64).
 _LEAST_FULL_LAYERS, _STATE_OF_A_GUESS = 8, 64
 # Tokens that vLLM computes in one step, by the memory of the GPU (its `get_batch_defaults`), in two steps at a time:
 # until they are done, layers with a sliding window keep them too.
@@ -28,7 +28,7 @@ _STEPS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Memory that models are placed in. `index` is a GPU's, None for RAM; `budget_bytes` is what may be planned."""
+    """Memory for models. `index` is a GPU's, None for RAM; `budget_bytes` is what may be planned."""
 
     index: int | None
     name: str
@@ -48,11 +48,10 @@ class Device:
 class KvCache:
     """How the KV cache of a model is divided on each of its devices: vLLM's arithmetic.
 
-    vLLM puts the layers of a model into groups of equally many layers that keep the same. A block holds so many tokens
-    of the layers of one group, and all groups take blocks of one pool. Layers with full attention keep every token,
-    those with a sliding window the last ones, and those with linear attention a state of fixed size, for which the
-    block is made large enough (vllm/v1/core/kv_cache_utils.py, and `_align_hybrid_block_size` in
-    vllm/platforms/interface.py).
+    vLLM puts the layers of a model into groups of equal size and kind. A block holds some tokens of the layers of one
+    group, and all groups take blocks of one pool. Layers with full attention keep every token, those with a sliding
+    window the last ones, and those with linear attention a state of fixed size, which has to fit into a block
+    (vllm/v1/core/kv_cache_utils.py, and `_align_hybrid_block_size` in vllm/platforms/interface.py).
     """
 
     block_bytes: int
@@ -65,10 +64,10 @@ class KvCache:
     state_groups: int
     """Groups of layers that keep a state; then no more sequences may run than there are blocks."""
     guessed: int = 0
-    """Tokens that are guessed in one step. Each has a state of its own."""
+    """Tokens that are guessed in one step, each with a state of its own."""
 
     @classmethod
-    def of(  # noqa: PLR0913  # what vLLM divides it by
+    def of(  # noqa: PLR0913  # what vLLM divides a cache by
         cls,
         token_bytes: int,
         *,
@@ -78,12 +77,12 @@ class KvCache:
         gpu_bytes: int,
         speculative: SpeculativeSpec | None = None,
     ) -> Self:
-        """Divide a cache of `groups` groups on GPUs of that size; 0: in RAM.
+        """Divide a cache of `groups` groups on GPUs of `gpu_bytes`; 0: in RAM.
 
-        `token_bytes` are those of one token in the layers of one group, `state_bytes` those of a conversation in all
-        layers with linear attention; both on each device, and the first above 0. The groups are one with full
-        attention and the others with states, or with a `window`; a single group with a window has no other beside it.
-        With guesses it is a little less than vLLM has: variants do not say all that their sizes follow from.
+        `token_bytes`, above 0, is for one token in the layers of one group, `state_bytes` for a conversation in all
+        layers with linear attention; both on each device. One group has full attention, the others have states, or a
+        `window`; a single group with a window has no other beside it. With guesses the result is a little less than
+        vLLM's: variants do not say all that decides it.
         """
         guessed = speculative.tokens if speculative else 0
         if speculative and speculative.method == "mtp":
@@ -100,7 +99,7 @@ class KvCache:
         return cls(tokens * token_bytes, tokens, full, windows, (window or 0) - 1 + in_flight, state_groups, guessed)
 
     def coarse(self) -> Self:
-        """Return the division into blocks of the larger size: what fits then fits with any kernel."""
+        """Return the division into blocks of the larger size: what fits in it fits with any kernel."""
         tokens = -(-self.block_tokens // _CPU_BLOCK) * _CPU_BLOCK
         return replace(self, block_tokens=tokens, block_bytes=self.block_bytes // self.block_tokens * tokens)
 
@@ -130,7 +129,7 @@ class KvCache:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one variant needs on each of `split` GPUs (0: in RAM alone), in bytes."""
+    """What one variant needs on each of `split` GPUs (0: only in RAM), in bytes."""
 
     variant: VariantSpec
     split: int
@@ -139,15 +138,15 @@ class Need:
     adapters_bytes: int = 0
     """Room for the LoRA adapters of the model."""
     kv_bytes: int = 0
-    """KV cache for as many full-length conversations as were asked for."""
+    """KV cache for the least number of full-length conversations."""
     cache: KvCache | None = None
-    """How the KV cache is divided; None where that is not known."""
+    """How the KV cache is divided; None if that is not known."""
     ram_bytes: int = 0
     """RAM beside the GPUs, for weights that are offloaded."""
     context_length: int | None = None
     """The least tokens of prompt and answer together."""
     longest_context: int = 0
-    """The context may grow to this where there is memory; 0: it does not grow."""
+    """The context may grow to this if there is memory; 0: it does not grow."""
     sequences: int = 0
     """How many should run at the same time."""
     share: float | None = None
@@ -156,7 +155,7 @@ class Need:
     measured: bool = False
 
     def chat_bytes(self, tokens: int | None) -> int:
-        """Return the KV cache for one conversation of that length; 0 where its size is not known."""
+        """Return the KV cache for one conversation of that length; 0 if its size is not known."""
         return max((cache.bytes_of(1, tokens) for cache in self._divided), default=0) if tokens else 0
 
     @property
@@ -170,7 +169,7 @@ class Need:
         return self.chat_bytes(self.context_length)
 
     def context_in(self, kv_bytes: int) -> int | None:
-        """Return the context that it is served with, given the size of its KV cache."""
+        """Return the context that a KV cache of this size serves."""
         if self.cache is None or self.context_length is None or not self.longest_context:
             return self.context_length
         longest = min(cache.longest(kv_bytes, self.longest_context) for cache in self._divided)
@@ -184,7 +183,7 @@ class Need:
 
     @property
     def least_bytes(self) -> int:
-        """What it takes at least where models.yaml gives it no share."""
+        """The least bytes, if models.yaml gives it no share."""
         return self.beside_kv_bytes + self.kv_bytes
 
     @property
@@ -192,7 +191,7 @@ class Need:
         return self.weights_bytes * max(1, self.split)
 
     def bytes_on(self, device: Device) -> int | None:
-        """Return the bytes it takes there; None when the share that models.yaml gives it is too small."""
+        """Return the bytes that it takes there; None if its share in models.yaml is too small."""
         if self.share is None:
             return self.least_bytes
         given = int(self.share * device.total_bytes)
@@ -220,7 +219,7 @@ class Placed:
     need: Need | None = None
     gpus: tuple[int, ...] = ()
     device_bytes: int = 0
-    """On each of `gpus`; in RAM where there are none."""
+    """On each of `gpus`; in RAM if there are none."""
     kv_bytes: int = 0
     """The part of `device_bytes` for the KV cache."""
     utilization: float | None = None
@@ -239,7 +238,7 @@ class Placed:
 
     @property
     def context_length(self) -> int | None:
-        """The most tokens of a conversation; None if it is no chat model."""
+        """The most tokens of a conversation; None if it is not a chat model."""
         return self.need.context_in(self.kv_bytes) if self.need else None
 
     @property
@@ -280,12 +279,12 @@ class Plan:
 
     @property
     def chosen(self) -> dict[str, VariantSpec | None]:
-        """The variant of each model; None for one that a demo, or something unknown, answers for."""
+        """The variant of each model; None for one that is served by a demo, or by something unknown."""
         return {placed.id: placed.variant for placed in self.models}
 
     @property
     def engines(self) -> tuple[Placed, ...]:
-        """All models, each with its replicas behind it."""
+        """All models, each followed by its replicas."""
         return tuple(engine for placed in self.models for engine in (placed, *placed.replicas))
 
     def of(self, engine: str) -> Placed | None:

@@ -1,4 +1,4 @@
-"""Finds a model's files and loads it with the backend of its task; what backends share on this machine is kept here."""
+"""Finds a model's files and loads it with the backend of its task; keeps what backends share on this machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _Spec = TypeVar("_Spec", ChatModelSpec, AuxiliaryModelSpec, ImageModelSpec)
 class Loader:
     """Loads models. Made in an event loop and used only from there; `prepare` before the first load."""
 
-    def __init__(  # noqa: PLR0913  # the engine's, which says what they are
+    def __init__(  # noqa: PLR0913  # `Engine` explains them
         self,
         config: Config,
         weights_dir: Path,
@@ -71,21 +71,21 @@ class Loader:
         vllm_metrics: bool = False,
     ) -> None:
         self._weights_dir, self._data_dir = weights_dir, data_dir
-        # Read once: at a reload, what is taken is mostly taken by our own models
+        # Read once: at a reload most of what is taken belongs to our own models
         hardware = meant_for(read_hardware(), ram_gib, prefer)
         self.on_cpu = processes.runs_on_cpu()
         self._hardware = replace(hardware, gpus=()) if self.on_cpu else hardware
         self._under_way = self._begun = 0  # loads
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
-        self._outgrown: Counter[str] = Counter()  # loads of each model that ended for want of a GPU's memory
-        self.lacks: dict[str, frozenset[str]] = {}  # capabilities that it does not have, though models.yaml claims them
+        self._outgrown: Counter[str] = Counter()  # loads of each model that failed for lack of a GPU's memory
+        self.lacks: dict[str, frozenset[str]] = {}  # capabilities that models.yaml claims and a model does not have
         self._pictures = pictures
         self.compiled = compiled
         self._mark_files = mark_files
         self._vllm_metrics = vllm_metrics
         self._starter = functools.cache(processes.StarterThread)
-        # On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory
+        # On a CPU models load side by side; models that share a GPU one after the other, since each measures memory
         self._turn: contextlib.AbstractAsyncContextManager[Any] = (
             contextlib.nullcontext() if self.on_cpu else asyncio.Lock()
         )
@@ -102,14 +102,14 @@ class Loader:
         self.ledger.plan(self.planned.memory_plan())
         self.voices = voices
         self.voices.log_warnings()
-        # Asked of the disk once, and again when a model loads: the list of models is part of every request.
+        # Read from the disk once, and again when a model loads: every request reads the list of models.
         self.demos = {spec.id for spec in self.planned.engines.values() if self.planned.is_demo(spec)}
 
     def outdated(self) -> set[str]:
-        """Return the models that have to be loaded again, though what models.yaml says of them has not changed.
+        """Return the models that have to be loaded again, though their entries have not changed.
 
-        Weights have come, or gone, or files of theirs have changed; or they have memory that is now planned for
-        others, which cannot be loaded without it.
+        Their weights came, went or changed; or they have memory that is now planned for others, which cannot be loaded
+        without it.
         """
         found = set()
         for name, load in self._loads.items():
@@ -123,8 +123,8 @@ class Loader:
         return found | late
 
     def _moved(self, spec: ModelSpec, before: _Load) -> bool:
-        """Whether it would be loaded from another folder now, or from other files."""
-        if isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
+        """Whether a model would now be loaded from another folder, or from other files."""
+        if isinstance(spec, SpeechModelSpec):  # new voices need no load
             return False
         with contextlib.suppress(LoadError):
             folder, is_demo = self.planned.folder(spec)
@@ -185,7 +185,7 @@ class Loader:
                 raise
             finally:
                 self._under_way -= 1
-            if alone and begun == self._begun:  # else what was taken cannot be told apart
+            if alone and begun == self._begun:  # else the memory of several loads is not separable
                 try:
                     await asyncio.to_thread(planned.keep, spec, before, of_kv=of_kv)
                 except BaseException:  # cancelled: nothing else refers to it
@@ -194,7 +194,7 @@ class Loader:
             return backend
 
     def note_failure(self, spec: ModelSpec, error: StartError) -> None:
-        """Have the next load take a smaller KV cache, where this one ended for want of a GPU's memory.
+        """Have the next load take a smaller KV cache, if this one failed for lack of a GPU's memory.
 
         What a model takes while it starts is an estimate until a load has succeeded.
         """
@@ -212,7 +212,7 @@ class Loader:
         return _KEPT_OF_KV ** self._outgrown[spec.id]
 
     def _plan_for(self, spec: ModelSpec) -> Planned:
-        """Return the plan to load it by: that of its last load while others still have what the new one gives it."""
+        """Return the plan for its next load: the old one while others still have the memory of the new one."""
         if spec.id in self._loads and not self.ledger.takes_what_is_planned(spec.id):
             return self._loads[spec.id].planned
         return self.planned
@@ -289,7 +289,7 @@ class Loader:
         )
 
     def _check_cache(self, spec: ChatModelSpec) -> None:
-        """Raise `LoadError` for a KV cache that this machine can never hold; vLLM's own error names no knob of ours."""
+        """Raise `LoadError` for a KV cache that this machine can never hold: vLLM's error names none of our options."""
         cache_gib, ram_gib = spec.engine.kv_cache_gib or 0.0, self._hardware.ram_bytes / GIB
         if self.on_cpu and cache_gib > ram_gib:
             raise LoadError(
@@ -326,12 +326,12 @@ class _Load:
     files: Files
 
 
-# Long enough for the first message of a coding agent: its instructions and tools are up to some 20,000 tokens.
+# Enough for the first message of a coding agent: its instructions and tools are up to some 20,000 tokens.
 _DEMO_CONTEXT = 32768
 _DEMO_KV_GIB = 0.0625
 _DEMO_SHARE = 0.1
 _NO_MEMORY = re.compile(r"(?i)out of memory|free memory on device")
-_KEPT_OF_KV = 0.7  # of a KV cache, each time that a load ends for want of memory
+_KEPT_OF_KV = 0.7  # of a KV cache, each time that a load fails for lack of memory
 _LEAST_CONTEXT = 256  # tokens: with less no conversation is possible
 
 
@@ -349,7 +349,7 @@ class Planned:
         """The plan of what is served: from weights on the disk only."""
         self._best = plan(config, hardware, footprints, self._own)
         self.engines: dict[str, ModelSpec] = {engine.id: engine for engine in self._each_engine(config)}
-        """The entry of each engine, by its name: of every model, and of its replicas."""
+        """The entry of each engine, of all models and replicas, by its name."""
         uses = self.plan.devices if isinstance(self.plan, Plan) else ()
         self._devices = {use.device.index: use.device for use in uses}
         self._tell(config)
@@ -381,7 +381,7 @@ class Planned:
     def folder(self, spec: ModelSpec) -> tuple[Path, bool]:
         """Return the folder to load, and whether it is the demo: the operator's own, else the plan's, else the demo.
 
-        Raises `LoadError` where there is none, and on GPUs where the plan was refused because of this model.
+        Raises `LoadError` if there is none, and on GPUs if the plan was refused because of this model.
         """
         found = self._real_folder(spec)
         if found is None and spec.demo is not None:
@@ -412,14 +412,14 @@ class Planned:
     def memory_plan(self) -> MemoryPlan:
         """Return the budget of each device and the share of each model; nothing if the plan was refused.
 
-        A model that is served by its demo has the demo's share, whatever is planned in its place.
+        A model that is served by its demo has the demo's share, whatever is planned instead.
         """
         if not isinstance(self.plan, Plan):
             return MemoryPlan()
         budgets = {}
         for index, device in self._devices.items():
             sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in self.plan.models)
-            budgets[index] = device.budget_bytes - asleep_bytes(sleepers)  # which they keep while another one is awake
+            budgets[index] = device.budget_bytes - asleep_bytes(sleepers)  # sleepers keep some
         shares = {}
         for spec in self.engines.values():
             swaps = self.of(spec.id).swap_by is not None
@@ -439,7 +439,7 @@ class Planned:
         return sizes
 
     def sleep(self, spec: ModelSpec, turn: contextlib.AbstractAsyncContextManager[Any]) -> Sleep | None:
-        """Return how a model sleeps; None when it is ended instead."""
+        """Return how a model sleeps; None if it is ended instead."""
         placed = self.of(spec.id)
         if placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
             return None
@@ -462,7 +462,7 @@ class Planned:
         values: dict[str, Any] = {}
         if is_demo:
             values = {"context_length": _DEMO_CONTEXT, "kv_cache_gib": _DEMO_KV_GIB}
-            if self._on_gpu:  # even without a plan, demos must leave memory to each other
+            if self._on_gpu:  # even without a plan, demos must leave each other memory
                 values["gpu_memory_utilization"] = _DEMO_SHARE
         elif placed.need is not None and placed.variant is not None:
             # On a CPU the operator's own folder is served by its own configuration
@@ -476,7 +476,7 @@ class Planned:
             values["gpu_memory_utilization"] = placed.utilization
         if is_demo:
             return _filled(spec, values, kv_cache_dtype="auto", speculative=None, engine_args={})  # for the real model
-        if placed.sequences is not None:  # vLLM would refuse to start with as many as were asked for
+        if placed.sequences is not None:  # vLLM would refuse to start with more
             return _filled(spec, values, max_num_seqs=placed.sequences)
         return _filled(spec, values)
 
@@ -527,7 +527,7 @@ class Planned:
         took = max(used - before.get(place, 0) for place, used in _taken(placed).items())
         took -= placed.kv_bytes + placed.need.adapters_bytes
         device = self._devices[placed.places[0]].name
-        # Read again: an earlier model has been measured since
+        # Read again: another model may have been measured since
         known = Footprints.read(self._data_dir)
         known.with_(placed.variant, placed.need.split, device, took).write(self._data_dir)
 
@@ -535,8 +535,8 @@ class Planned:
 def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, *, chosen: bool) -> ChatModelSpec:
     """Shorten a context that was `chosen` here and has no room in the KV cache. Reads `folder`/config.json.
 
-    Raises `LoadError` if models.yaml asks for such a context, or hardly any fits: vLLM would notice only after reading
-    the weights, or take memory for its tables of positions until the kernel kills it.
+    Raises `LoadError` if models.yaml asks for a context without room, or hardly any fits: vLLM would notice only after
+    reading the weights, or take memory for its tables of positions until the kernel kills it.
     """
     needs, engine = ContextNeeds.read(folder), spec.engine
     if needs is None:
@@ -576,7 +576,7 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
 
 
 def _filled(spec: _Spec, planned: Mapping[str, Any], **fixed: Any) -> _Spec:
-    """Set `planned` values that `engine` does not name, or names as null or auto, and `fixed` ones in any case."""
+    """Set `planned` values that `engine` leaves out, or has as null or auto, and always the `fixed` ones."""
     engine = spec.engine
     said = {key for key in engine.model_fields_set if getattr(engine, key) not in (None, "auto")}
     left = {key: value for key, value in planned.items() if key not in said}

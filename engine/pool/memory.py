@@ -1,8 +1,8 @@
 """The memory ledger: what is planned for each model, what each really has, which are evictable, and their leases.
 
-A changed plan takes effect at a model's next load; until then the ledger has both, the plan and what the model has.
-placement/ makes the plan; `decide` says which models to load and evict when not all fit at once. A model with a lease
-is not evicted, and a request for one that is not loaded waits here.
+A changed plan takes effect at a model's next load; until then the ledger has both. placement/ makes the plan; `decide`
+says which models to load and evict if not all fit at once. A model with a lease is not evicted, and a request for one
+that is not loaded waits here.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ Device = int | None  # a GPU's index; None: RAM
 Bytes = Mapping[Device, int]
 State = Literal["out", "coming", "in", "leaving"]
 
-# The least time between two swaps on a device, and after a load: else two users could keep it loading all the time.
+# The least time between two swaps on a device, and after a load: else two users could have it load all the time.
 SWAP_EVERY_SECONDS = 10.0
 # A model that is always in use is evicted after a request for another one has waited this long.
 LONGEST_WAIT_SECONDS = 30.0
 # Longer than a busy model may keep another one waiting, and a large one takes to load.
 _LONGEST_LOAD_SECONDS = 600.0
 _MOST_WAITING = 512  # requests for one model; the queue of a loaded model has the same length by default
-# Less than this, and less than a sixteenth, is not worth a message.
+# A difference below this, and below a sixteenth, is not worth a message.
 _WORTH_SAYING_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class Model:
-    """An evictable model, as it is now. `asked_at`: since when a request waits for it. Times in seconds."""
+    """An evictable model, as it is now. A request has waited for it since `asked_at`. Times in seconds."""
 
     name: str
     bytes_on: Bytes = field(default_factory=dict)
@@ -50,8 +50,8 @@ class Model:
 class Share:
     """What is planned for one model.
 
-    With `swaps` it shares its bytes with others that swap, and is loaded when it is asked for. A `pinned` one is never
-    evicted. Without a request for `unload_after_seconds` it is evicted even if nothing needs its memory (None: not).
+    With `swaps` it shares its bytes with others that swap, and is loaded when requested. A `pinned` one is never
+    evicted. After `unload_after_seconds` without a request it is evicted even if nothing needs its memory (None: not).
     """
 
     bytes_on: Bytes
@@ -66,7 +66,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What models may take of each device in all, and each one's share. A device without a budget is not limited."""
+    """What all models together may take of each device, and each one's share. No budget: no limit."""
 
     budgets: Bytes = field(default_factory=dict)
     shares: Mapping[str, Share] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class _Entry(Model):
     """One model. Times are the event loop's."""
 
     has: Bytes | None = None  # None: nothing
-    again: Bytes | None = None  # what it takes again when it is restarted or wakes up
+    again: Bytes | None = None  # what it takes when it restarts or wakes
     asleep: bool = False
     ending: bool = False  # it ends with its last answer, by a reload
     waiting: int = 0  # requests
 
 
 class Changes:
-    """Wakes whatever waits for a condition, to look again. Belongs to one event loop."""
+    """Wakes all that wait for a condition, to check it again. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
@@ -97,7 +97,7 @@ class Changes:
         await self._next.wait()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when `condition` holds; it is looked at now and after each change."""
+        """Return when `condition` holds; it is checked now and after each change."""
         while not condition():
             await self.wait()
 
@@ -107,7 +107,7 @@ class Ledger:
 
     def __init__(self, plan: MemoryPlan | None = None) -> None:
         self._plan = plan or MemoryPlan()
-        self._entries: dict[str, _Entry] = {}  # kept for ever: tasks and requests refer to them
+        self._entries: dict[str, _Entry] = {}  # never removed: tasks and requests refer to them
         self._swapped_at: dict[Device, float] = {}
         self.swaps = 0
         self.changes = Changes()
@@ -120,11 +120,11 @@ class Ledger:
         self.changes.notify()
 
     def is_evictable(self, name: str) -> bool:
-        """Whether `decide` may evict it; all others stay loaded."""
+        """Whether `decide` may evict a model; all others stay loaded."""
         return self._share(name).evictable
 
     def evictable_budgets(self) -> dict[Device, int]:
-        """Return what evictable models may take together: what others leave, and at least what the largest takes."""
+        """Return what evictable models may take together: what others leave, but at least the size of the largest."""
         budgets = dict(self._plan.budgets)
         for name, share in sorted(self._plan.shares.items(), key=lambda one: one[1].evictable):
             for device, size in self._most(name).items():
@@ -154,7 +154,7 @@ class Ledger:
                     await self.changes.wait()
 
     def evict(self, name: str) -> bool:
-        """Have it leave when its last lease ends; False if it is never evicted. The next request loads it again."""
+        """Evict a model when its last lease ends; False if it is never evicted. The next request loads it again."""
         if self.is_evictable(name) and self._entry(name).state == "in":
             self._move(name, "leaving")
         return self.is_evictable(name)
@@ -162,8 +162,8 @@ class Ledger:
     async def acquire(self, name: str, usable: Callable[[], bool]) -> contextlib.ExitStack:
         """Lease a model until what is returned is closed. Waits until an evictable model is loaded.
 
-        `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
-        `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
+        `usable` says whether it is loaded, and raises `EngineError` if waiting is useless. Raises
+        `ModelLoadingError` after ten minutes and `OverloadedError` if too many wait.
         """
         entry = self._entry(name)
         if self.is_evictable(name) and not (entry.state != "leaving" and usable()):
@@ -180,13 +180,13 @@ class Ledger:
         return self._entry(name).leases
 
     def has_memory(self, name: str) -> bool:
-        """Whether it may load, or stay loaded, now."""
+        """Whether a model may load, or stay loaded, now."""
         return not self.is_evictable(name) or self._entry(name).state in {"coming", "in"}
 
     async def until_granted(self, name: str) -> None:
-        """Return when it has memory for a load, which is its own until `release`.
+        """Return when a model has memory for a load, which is its own until `release`.
 
-        A model that is never evicted waits only for memory of others that are about to leave.
+        A model that is never evicted waits only for memory of others that are leaving.
         """
         await self.changes.until(lambda: self.has_memory(name))
         if self._entry(name).state == "out":
@@ -194,7 +194,7 @@ class Ledger:
         await self.reserve(name)
 
     async def until_evicted(self, name: str) -> None:
-        """Return when it is evicted and its last lease released; new requests wait meanwhile, until it is back."""
+        """Return when a model is evicted and its last lease released; new requests wait until it is back."""
         entry = self._entry(name)
         await self.changes.until(lambda: entry.state == "leaving" and not entry.leases)
 
@@ -205,7 +205,7 @@ class Ledger:
         self._move(name, "in")
 
     def release(self, name: str, *, asleep: bool = False) -> None:
-        """Record that it has no memory any more; a model `asleep` wakes with what it had."""
+        """Record that a model has no memory any more; one that is `asleep` wakes with what it had."""
         entry = self._entry(name)
         entry.has, entry.ending, entry.asleep = None, False, asleep
         if not asleep:
@@ -213,13 +213,13 @@ class Ledger:
         self._move(name, "out")
 
     def take(self, name: str, took: Bytes) -> None:
-        """Record that it is being loaded with these bytes."""
+        """Record that a model is being loaded with these bytes."""
         entry = self._entry(name)
         entry.has = entry.again = took
         entry.asleep = False
 
     def forget(self, names: Iterable[str]) -> None:
-        """Have the next load of these take what is planned, and in no case what they had."""
+        """Have the next load of these take what is planned, never what they had."""
         for name in names:
             self._entry(name).again = None
 
@@ -231,12 +231,12 @@ class Ledger:
         self.changes.notify()
 
     async def reserve(self, name: str) -> None:
-        """Wait until leaving models have freed enough for its next load; from then on that memory is its own."""
+        """Wait until leaving models have freed enough for a model's next load; then that memory is its own."""
         await self.changes.until(lambda: not self._must_wait(name))
         self._entry(name).has = self._next_load(name)
 
     def takes_what_is_planned(self, name: str) -> bool:
-        """Whether its next load takes what is planned now. False: what it had, because others still have theirs."""
+        """Whether a model's next load takes what is planned. False: what it had, because others still have theirs."""
         entry = self._entry(name)
         if entry.again is None or entry.asleep:
             return entry.again is None
@@ -244,11 +244,11 @@ class Ledger:
         return all(self._planned_on(device, renewed={name}) <= budget for device, budget in budgets)
 
     def later(self) -> dict[str, Bytes]:
-        """Return what is planned for each loaded model that has something else."""
+        """Return what is planned for each loaded model that has another amount."""
         return {name: share.bytes_on for name, share in self._plan.shares.items() if self._differs(name)}
 
     def too_much(self) -> set[str]:
-        """Return the models that have to be loaded again, because others cannot have what is planned for them."""
+        """Return the models that have to be loaded again, because they have what others need for their plan."""
         planned = self._plan.shares
         there = {
             name for name, entry in self._entries.items() if entry.has is not None or entry.asleep
@@ -281,7 +281,7 @@ class Ledger:
         return [self._entry(name) for name in shares]
 
     def _move(self, name: str, state: State) -> None:
-        """Coming: it may be loaded or woken; its memory is its own until `release`. Leaving: when its leases end."""
+        """Coming: the model may be loaded or woken; its memory is its own until `release`. Leaving: once leases end."""
         self._entry(name).state = state
         self.changes.notify()
 
@@ -318,7 +318,7 @@ class Ledger:
             self.changes.notify()
 
     def _most(self, name: str) -> Bytes:
-        """Return the most it may take on each device until models.yaml is read again: what it had, or its plan."""
+        """Return the most that a model may take on each device until the next reload: what it had, or its plan."""
         again, need = self._entry(name).again or {}, self._share(name).bytes_on
         return {device: max(again.get(device, 0), need.get(device, 0)) for device in {**again, **need}}
 
@@ -327,10 +327,10 @@ class Ledger:
         return self._share(name).bytes_on if again is None else again
 
     def _must_wait(self, name: str) -> bool:
-        """Whether others have memory that it needs and are going to leave. If none leaves, waiting would be in vain."""
+        """Whether others that have memory that it needs are going to leave. If none is, waiting is useless."""
         new = self._next_load(name)
         others = {other: entry.has for other, entry in self._entries.items() if other != name and entry.has}
-        # By a reload, or by eviction, which is granted the other's share
+        # By a reload, or by an eviction, which frees the other's share
         stays = not self._share(name).swaps
         leaving = [other for other in others if self._entry(other).ending or (stays and self._share(other).swaps)]
         for device, budget in self._plan.budgets.items():
@@ -388,17 +388,17 @@ def fill(models: Iterable[Model], budgets: Bytes) -> tuple[str, ...]:
 def decide(models: Iterable[Model], budgets: Bytes, swapped_at: Mapping[Device, float], now: float) -> Decision:
     """Return what to load and to evict. Pure: without processes, requests, a clock or a log; the pool carries it out.
 
-    The models that come, are in and leave never take more than a budget. What waits longest is loaded first; what was
-    used longest ago is evicted first, and what is in use only after LONGEST_WAIT_SECONDS.
+    Models that are coming, in or leaving never take more than a budget. The model with the oldest waiting request is
+    loaded first; the least recently used is evicted first, and one in use only after LONGEST_WAIT_SECONDS.
     """
     draft = _Draft(models, budgets)
     draft.evict(model for model in draft.evictable() if _idle_in(model, now) == 0)
-    for model in draft.evictable():  # after a reload that shrank its budget
+    for model in draft.evictable():  # after a reload with a smaller budget
         if any(draft.free(device, soon=True) < 0 for device in model.bytes_on):
             draft.evict([model])
     again = [seconds for model in draft.evictable() if (seconds := _idle_in(model, now)) is not None]
     load, swaps = [], []
-    kept: set[Device] = set()  # what is freed there is for what waits longest
+    kept: set[Device] = set()  # what is freed there is for the oldest request
     for model in draft.waiting():
         if kept.isdisjoint(model.bytes_on):
             if draft.admit(model):
@@ -413,7 +413,7 @@ def decide(models: Iterable[Model], budgets: Bytes, swapped_at: Mapping[Device, 
 
 
 class _Draft:
-    """The models as they will be when what has been decided so far is carried out."""
+    """The models as they will be after the decisions so far."""
 
     def __init__(self, models: Iterable[Model], budgets: Bytes) -> None:
         self.models = list(models)
@@ -422,18 +422,18 @@ class _Draft:
         self.evicted: list[str] = []
 
     def free(self, device: Device, *, soon: bool = False) -> int:
-        """Return what nothing takes of a device; `soon`: when all that leaves has left."""
+        """Return the free bytes of a device; `soon`: after all that are leaving have left."""
         absent = {"out", "leaving"} if soon else {"out"}
         taken = sum(model.on(device) for model in self.models if self._states[model.name] not in absent)
         return self._budgets.get(device, 0) - taken
 
     def waiting(self) -> list[Model]:
-        """What is asked for, the oldest request first."""
+        """Requested models, the oldest request first."""
         asked = [(model.asked_at, model.name, model) for model in self.models if model.asked_at is not None]
         return [model for _, name, model in sorted(asked, key=lambda one: one[:2]) if self._states[name] == "out"]
 
     def evictable(self) -> list[Model]:
-        """What may be evicted, in that order."""
+        """Models that may be evicted, in that order."""
         found = [model for model in self.models if self._states[model.name] == "in" and not model.pinned]
         return sorted(found, key=lambda model: (model.leases > 0, model.used_at))
 
@@ -452,7 +452,7 @@ class _Draft:
 def _victims(
     draft: _Draft, model: Model, swapped_at: Mapping[Device, float], now: float
 ) -> tuple[list[Model], float | None]:
-    """Return what to evict for a model; nothing when that must wait, and for how many seconds."""
+    """Return what to evict for a model; or nothing, and for how many seconds that must wait."""
     sizes = model.bytes_on.items()
     lacks = {device: lack for device, size in sizes if (lack := size - draft.free(device, soon=True)) > 0}
     if not lacks:
@@ -466,7 +466,7 @@ def _victims(
 
 
 def _ripe_in(one: Model, asked: Model, now: float) -> float:
-    """Return after how many seconds it may be evicted for the model asked for; 0 or less: now."""
+    """Return after how many seconds `one` may be evicted for the requested model; 0 or less: now."""
     settled = one.loaded_at + SWAP_EVERY_SECONDS - now
     if one.leases == 0:
         return settled
@@ -482,7 +482,7 @@ def _idle_in(model: Model, now: float) -> float | None:
 
 
 def _fewest(ordered: Iterable[Model], lacks: Mapping[Device, int]) -> list[Model]:
-    """Return models from the front of `ordered` that free enough, none superfluous; [] if all do not suffice."""
+    """Return models from the front of `ordered` that free enough, none superfluous; [] if all free too little."""
     chosen = list(ordered)
     for model in reversed(chosen):
         others = [one for one in chosen if one is not model]

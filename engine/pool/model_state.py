@@ -1,6 +1,6 @@
-"""One model of the pool: its state, what that means for requests, and what it is to become.
+"""One model of the pool: its state, what that means for requests, and the configuration that is wanted.
 
-When the state changes is the pool's to decide (pool.py).
+The pool (pool.py) changes the state.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ _SEE_LOG = "The server's log says why."
 _ASK = "Ask your administrator: the server's log says why."
 
 _OUT_OF_MEMORY = (
-    "The kernel killed its process for want of memory: docs/operations.md, 'When memory is short', says what to do."
+    "The kernel killed its process for lack of memory: docs/operations.md, 'When memory is short', says what to do."
 )
 
 _LONGEST_BACKOFF_SECONDS = 60.0
-STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
+STEADY_SECONDS = 60.0  # a model that lived this long is loaded again without back-off
 _FIRST_LOAD_ATTEMPTS = 3
 _MOST_FAILURES = 5
 REST_SECONDS = 600.0
@@ -45,15 +45,15 @@ class Streak:
     """The failures of one model in a row: starts that failed, and deaths within a minute of being ready."""
 
     failures: int = 0
-    ready_at: float | None = None  # only time tells whether that ends the streak
+    ready_at: float | None = None  # the streak ends if it then lives for a minute
     refused: bool = False  # it can never be loaded as it is configured
 
     @property
     def verdict(self) -> Literal["again", "rest", "never"]:
         """What to do next.
 
-        A model that was never ready is most likely not configured for this machine. One that was can be brought down by
-        what is sent to it, and must come back by itself when that has passed.
+        A model that was never ready is most likely not configured for this machine. One that was ready may have failed
+        because of requests, and must come back by itself when those have passed.
         """
         if self.refused or (self.ready_at is None and self.failures >= _FIRST_LOAD_ATTEMPTS):
             return "never"
@@ -61,7 +61,7 @@ class Streak:
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before it is tried again: 0 at first, then 1, 2, 4 ... up to a minute; or a rest."""
+        """The back-off before the next try: 0 at first, then 1, 2, 4, 8 s; or a rest."""
         if self.verdict == "rest":
             return REST_SECONDS
         return min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (self.failures - 1)) if self.failures else 0.0
@@ -69,7 +69,7 @@ class Streak:
 
 @dataclass(slots=True)
 class ModelState:
-    """What is known of a model, made in an event loop. Only the pool changes its state, which calls `changed`."""
+    """What is known of a model, made in an event loop. Only the pool changes its state; each change calls `changed`."""
 
     spec: ModelSpec
     status: ModelStatus = "loading"
@@ -81,13 +81,13 @@ class ModelState:
     backend: Backend | None = None
     leaving: Backend | None = None  # takes no more requests and ends with its last answer
     loads: int = 0
-    phases: list[tuple[str, float]] = field(default_factory=list)  # of this load, with the moment when each began
+    phases: list[tuple[str, float]] = field(default_factory=list)  # of this load, each with its start
     restarts: int = 0
     died: bool = False  # since it was last ready
     error: str | None = None
     reason: str | None = None
     streak: Streak = field(default_factory=Streak)
-    wanted: ModelSpec | None = field(init=False)  # None: it is to go
+    wanted: ModelSpec | None = field(init=False)  # None: it is to end
     stale: asyncio.Event = field(default_factory=asyncio.Event)
     changed: Callable[[], None] = lambda: None
 
@@ -97,7 +97,7 @@ class ModelState:
         self.phases.append((self.phase, self.since))
 
     def want(self, spec: ModelSpec | None) -> None:
-        """Take a new configuration, None to end: in place where that will do, else by setting `stale`."""
+        """Take a new configuration, None to end: in place if possible, else by setting `stale`."""
         self.wanted = spec
         if spec is None or needs_another_engine(self.spec, spec) or self.status == "failed":
             self.stale.set()
@@ -105,7 +105,7 @@ class ModelState:
             self.spec = spec
 
     def renew(self) -> bool:
-        """Take over the configuration that is wanted now; False when there is none."""
+        """Apply the configuration that is wanted now; False if there is none."""
         self.stale.clear()
         if self.wanted is None:
             return False
@@ -119,7 +119,7 @@ class ModelState:
         self.status, self.phase, self.since = status, phase, self.clock()
         self.progress = 1.0 if status == "ready" else 0.0
         if status == "unloaded":
-            self.died = False  # what died is gone, and nothing restarts before somebody asks
+            self.died = False  # no restart follows before a request
         if status == "loading":
             self.phases = [(phase, self.since)]
         self.changed()
@@ -131,14 +131,14 @@ class ModelState:
             self.changed()
 
     def remaining_seconds(self) -> float | None:
-        """Return how long the load should still take, going by the last one; None where that is not known."""
+        """Return how long the load should still take, going by the last one; None if that is not known."""
         if self.status != "loading":
             return None
         phase, began = self.phases[-1]
         return self.times.remaining(self.spec.id, phase, self.clock() - began, again=self.loads > 0)
 
     def become_ready(self, backend: Backend) -> None:
-        if self.status == "loading":  # and was not asleep
+        if self.status == "loading":  # not after a sleep
             self.times.keep(self.spec.id, self.phases, self.clock(), again=self.loads > 0)
             self.loads += 1
         self.backend = backend
@@ -148,7 +148,7 @@ class ModelState:
         self.enter("ready", "ready")
 
     def lose(self, oom_kills: int = 0) -> None:
-        """Its process has died. `oom_kills`: how many the kernel has killed for want of memory, since it was ready."""
+        """Its process has died. `oom_kills`: how many the kernel has killed for lack of memory since it was ready."""
         self.backend = None
         self.restarts += 1
         self.died = True
@@ -158,22 +158,22 @@ class ModelState:
         self._go_on("restarting after its engine died", oom_kills)
 
     def refuse(self, error: str) -> None:
-        """It cannot be loaded as it is configured. `error` is for the operator alone."""
+        """It cannot be loaded as it is configured. `error` is for the operator only."""
         self.streak.refused = True
         self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
         self.enter("failed", "failed")
 
     def fail(self, cause: str, oom_kills: int = 0) -> None:
-        """Its engine did not start, this time: say what follows. `oom_kills`: as in `lose`, since it was begun.
+        """Its engine did not start, and may at the next try. `oom_kills`: as in `lose`, since the start began.
 
-        `cause` is one line for the operator alone.
+        `cause` is one line for the operator only.
         """
         self.streak.failures += 1
         self.error = f"The engine did not start: {cause}"
         self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s", oom_kills, cause)
 
     def _go_on(self, phase: str, oom_kills: int, cause: str | None = None) -> None:
-        """Load it again, or give it up: for good, or for a long while."""
+        """Load it again, or let it fail: for good, or for a rest."""
         streak = self.streak
         short = f"{_OUT_OF_MEMORY} " if oom_kills else ""
         if oom_kills:
@@ -195,16 +195,16 @@ class ModelState:
 
     @property
     def given_up(self) -> bool:
-        """Whether it will not be ready again unless somebody does something."""
+        """Whether it will not be ready again without a change by somebody."""
         return self.status == "failed" and self.streak.verdict == "never" and not self.stale.is_set()
 
     def reviving(self) -> bool:
-        """Whether its process died and it is going to be loaded again."""
+        """Whether its process died and it will be loaded again."""
         died = self.backend is not None and self.backend.died.is_set()
         return self.wanted is not None and (died or (self.died and self.status == "loading"))
 
     def unavailable(self) -> UnavailableError:
-        """Say why it is not handed out, and for how long."""
+        """Return the error that says why no request gets it, and for how long."""
         if self.status == "failed" and self.streak.verdict == "never":
             return UnavailableError(f"This model could not be loaded. {_ASK}", retry_after_seconds=None)
         if self.status == "failed":

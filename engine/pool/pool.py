@@ -1,9 +1,9 @@
 """Keeps every configured model loaded: one task per model moves it from state to state; and leases models to requests.
 
-A replica is a model of its own here; which engine of a model a request is sent to is decided here, too.
+A replica is a model of its own here; the pool also decides which engine of a model gets a request.
 
-How a model is loaded is left to the `load` function it is given (loader.py), what a state means, and when a failed one
-is tried again, to model_state.py, and which models share memory to memory.py.
+The `load` function (loader.py) loads a model; model_state.py says what a state means, and when a failed model is tried
+again; memory.py says which models have memory.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
 
-# How many more requests the engine that caches a key's prefixes may have than the least loaded engine.
+# How many more requests than the least loaded engine the one that caches a key's prefixes may have.
 _MORE_FOR_PREFIXES = 4
 
 
 class Pool:
-    """One state per model, each looked after by one task. All methods belong to the event loop."""
+    """One state and one task per model. All methods belong to the event loop."""
 
     def __init__(
         self, specs: Iterable[ModelSpec], load: Load, ledger: Ledger | None = None, times: LoadTimes | None = None
@@ -45,14 +45,14 @@ class Pool:
         self._ledger = ledger or Ledger()
         self._new_model = partial(ModelState, times=times or LoadTimes(), changed=self._ledger.changes.notify)
         self._models = {spec.id: self._new_model(spec) for spec in specs}
-        self._admissions: dict[str, Admission] = {}  # of what can wait, before it has a lease
+        self._admissions: dict[str, Admission] = {}  # of batch and background requests, before their lease
         self._sort()
         self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
 
     def start(self) -> None:
-        """Begin to load every model that there is memory for, and return at once."""
+        """Begin to load every model that has memory, and return at once."""
         self._ledger.fill()
         self._director = asyncio.create_task(self._ledger.run(), name="pool-director")
         for model in self._models.values():
@@ -61,9 +61,9 @@ class Pool:
     def update(self, specs: Iterable[ModelSpec], outdated: Collection[str] = ()) -> None:
         """Make the models those of `specs`, without cutting an answer short; new ones are loaded.
 
-        The ledger has the new plan already. Models that are not among them, `outdated`, or in need of another engine
-        take no more requests, end with their last answer, and are loaded again as they are now. All else changes in
-        place.
+        The ledger has the new plan already. Models that are not in `specs`, that are `outdated`, or that need another
+        engine take no more requests and end with their last answer; those in `specs` are loaded again. All else changes
+        in place.
         """
         wanted = {spec.id: spec for spec in specs}
         for name, model in self._models.items():
@@ -108,7 +108,7 @@ class Pool:
 
     async def acquire(self, name: str) -> contextlib.ExitStack:
         """Lease a model until what is returned is closed. Waits for an evictable one; of others `get` raises."""
-        self._model(name)  # raises: it is unknown
+        self._model(name)  # raises if it is unknown
         return await self._ledger.acquire(name, partial(self._is_loaded, name))
 
     def engines_of(self, model: str) -> list[str]:
@@ -118,8 +118,8 @@ class Pool:
     def engine_for(self, model: str, owner: str) -> str:
         """Return the engine of a model that a request of this owner is best sent to.
 
-        An owner has one of the ready engines, whose cache knows the prefixes of its requests: that, unless it has
-        clearly more to do than the least loaded one. Where none is ready, one that has not failed.
+        An owner has one of the ready engines, which caches the prefixes of its requests: that one, unless it is clearly
+        more loaded than the least loaded one. If none is ready, one that has not failed.
         """
         names = self.engines_of(model)
         if len(names) == 1:
@@ -150,20 +150,20 @@ class Pool:
         return self._ledger.evict(name)
 
     async def acquire_for(self, request: GenerationRequest, sequences: int) -> contextlib.ExitStack:
-        """Lease the model of a request, which has so many sequences. Closing what is returned releases it.
+        """Lease the model of a request with so many sequences. Closing what is returned releases it.
 
-        An interactive request holds back batch and background ones. These are admitted first, and wait for a model
-        that is being restarted. The order matters: a request with a lease must not wait for a place, because the
-        place's owner may itself wait for that lease to end (deadlock). Raises like `get`.
+        An interactive request holds back batch and background ones. These are admitted before the lease, and wait for a
+        model that is being restarted. In the other order a request with a lease could wait for a place whose owner
+        waits for that lease to end (deadlock). Raises like `get`.
         """
         name, interactive = request.model, request.urgency == Urgency.INTERACTIVE
         with contextlib.ExitStack() as acquired:
             if not interactive:
-                await self.revived(name)  # before it waits: an unknown model is refused at once
+                await self.revived(name)  # first: an unknown model is refused at once
                 admission = self._admissions[name]
                 ticket = admission.enter(
                     request.owner,
-                    prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
+                    prompt_tokens=sequences,  # nothing is rendered yet, so tokens are not known
                     max_tokens=0,
                     sequences=sequences,
                     weight=request.queue_share,
@@ -206,7 +206,7 @@ class Pool:
         return model
 
     async def revived(self, name: str) -> None:
-        """Wait for a model that restarts after a death. Raises like `get`; if it shares memory, only when it failed."""
+        """Wait for a model that restarts after a death. Raises like `get`; if it shares memory, only if it failed."""
         model = self._model(name)
         await self._ledger.changes.until(lambda: not model.reviving())
         look = self._is_loaded if self._ledger.is_evictable(name) else self.get
@@ -244,7 +244,7 @@ class Pool:
             if not model.stale.is_set():  # it failed for good, or all is to end
                 return
         self._forget(model)
-        self._ledger.changes.notify()  # what waits for it looks again
+        self._ledger.changes.notify()  # requests that wait for it check again
 
     def _forget(self, model: ModelState) -> None:
         del self._models[model.spec.id]
@@ -262,10 +262,10 @@ class Pool:
                 self._ledger.loaded(model.spec.id)
                 await self._live(model, backend)
             if model.stale.is_set() or model.status != "loading" or not self._ledger.has_memory(model.spec.id):
-                self._ledger.release(model.spec.id)  # else it starts again, in the memory that it has
+                self._ledger.release(model.spec.id)  # else it restarts in the memory that it has
 
     async def _memory_granted(self, model: ModelState) -> bool:
-        """Wait for memory, if it shares that with others. False: it is to become something else first."""
+        """Wait for memory, if the model shares it. False: its configuration changes first."""
         name = model.spec.id
         if not self._ledger.has_memory(name):
             self._ledger.release(name)  # evicted while it was being restarted
@@ -296,12 +296,12 @@ class Pool:
         model.leaving = None
 
     async def _stays(self, model: ModelState, backend: Backend) -> bool:
-        """Wait while it answers. True: it is evicted, and no lease is left. False: it is at its end."""
+        """Wait while the engine answers. True: it is evicted, without leases. False: it has to end."""
         await first_of(backend.died.wait(), model.stale.wait(), self._ledger.until_evicted(model.spec.id))
         return not (backend.died.is_set() or model.stale.is_set())
 
     async def _slept_and_woke(self, model: ModelState, backend: Backend) -> bool:
-        """Have it sleep, and wake it when there is memory. False: it could not, or is to become something else."""
+        """Have the model sleep, and wake it when there is memory. False: it could not, or its configuration changes."""
         name = model.spec.id
         _log.info("%s is evicted", name)
         model.backend, model.leaving = None, backend

@@ -1,4 +1,4 @@
-"""What the data folder keeps of loads: how long each phase took, what was compiled, which weights made vectors."""
+"""Records of loads in the data folder: how long each phase took, what was compiled, which weights made vectors."""
 
 import fcntl
 import hashlib
@@ -37,7 +37,7 @@ class LoadTimes:
     """
 
     def __init__(self, data_dir: Path | None = None) -> None:
-        """`data_dir` None: they are forgotten with the process."""
+        """`data_dir` None: times are kept in memory only."""
         self._file = None if data_dir is None else data_dir / TIMES_FILE
         self._known = read_record(self._file, _Times, _NO_TIMES)
 
@@ -59,7 +59,7 @@ def _key(model: str, *, again: bool) -> str:
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler that torch would use: `CXX`, else g++; None if it is not here."""
+    """Return the C++ compiler that torch would use: `CXX`, else g++; None if there is none."""
     return shutil.which(os.environ.get("CXX") or "g++")
 
 
@@ -68,7 +68,7 @@ class _Sources(msgspec.Struct):
 
 
 def keep_source_of_vectors(data_dir: Path | None, model: str, weights: Path) -> None:
-    """Remember which weights an embedding model was loaded with; warn where they are others than before. Blocks."""
+    """Record the weights that an embedding model was loaded with; warn if they are others than before. Blocks."""
     if data_dir is None:
         return
     file, known = data_dir / VECTORS_FILE, hashlib.sha256()
@@ -96,21 +96,21 @@ class _Compiled(msgspec.Struct):
 
 
 class CompiledModels:
-    """By model and folder, what its code was made for. Other processes write it, too.
+    """By model and folder, what its code was made for. Other processes write it too.
 
     vLLM compiles a model at its first start, for a minute or two on a CPU, and keeps the code in its cache
     (engine/backends/vllm/plugin.py has it load that). A start on a CPU uses what is there and never waits for it.
     """
 
     def __init__(self, data_dir: Path | None, versions: Callable[[], str]) -> None:
-        """`versions` names what code depends on beside the model. `data_dir` None: nothing is kept, nothing known."""
+        """`versions` names what code depends on beside the model. `data_dir` None: nothing is kept or known."""
         self._file = None if data_dir is None else data_dir / COMPILED_FILE
         self._versions = versions
         self._unusable: set[str] = set()
-        self.lacking: set[str] = set()  # models that run uncompiled for want of code
+        self.lacking: set[str] = set()  # models that run uncompiled because they have no code
 
     def choose(self, spec: ChatModelSpec, weights: Path) -> bool:
-        """Whether it starts compiled: because models.yaml says so, or says nothing and it has been compiled before."""
+        """Whether it starts compiled: models.yaml says so, or says nothing and it has been compiled before."""
         self.lacking.discard(model_of(spec.id))
         if spec.engine.enforce_eager is not None:
             return not spec.engine.enforce_eager
@@ -122,10 +122,10 @@ class CompiledModels:
 
     @contextmanager
     def used(self, spec: ChatModelSpec, weights: Path) -> Iterator[None]:
-        """Hold while it starts compiled. If it fails and `enforce_eager` is not set, the next try is uncompiled."""
+        """The block starts it compiled. If that fails and `enforce_eager` is not set, the next try is uncompiled."""
         try:
             yield
-        except LoadError:  # of the model, not of its code
+        except LoadError:  # the model's fault, not its code's
             raise
         except Exception:
             if spec.engine.enforce_eager is None:
@@ -141,7 +141,7 @@ class CompiledModels:
 
     def _keep(self, file: Path, spec: ChatModelSpec, weights: Path) -> None:
         with ExitStack() as locked:
-            with suppress(OSError):  # then nothing can be written either
+            with suppress(OSError):  # then the record cannot be written either
                 fcntl.flock(locked.enter_context(file.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
             known = _Compiled(self._read() | {_code_key(spec, weights): self._made_for(spec)})
             write_record(file, known, "the next start runs its models uncompiled")

@@ -1,6 +1,6 @@
 """Runs in the child, `python -m engine.process.child FD SERVICE`: loads a service by name, drives it until told to end.
 
-Has no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
+The service has the model and the queue. The child ends with its parent, however that ends.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _log = logging.getLogger("hearth.worker")
 _PROCESS_NAME = "hearth-worker"
 _PR_SET_PDEATHSIG = 1
 _CHUNK_BYTES = 2**18
-# What libraries make while they are imported stays: to look through it again and again would take a fifth of the time.
+# Objects that imports make stay: collecting garbage among them again and again would take a fifth of the time.
 _THRESHOLDS_AT_LOAD = (100_000, 20, 20)
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     status = Child(end).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Libraries that are to tidy up a device that is broken hang; the kernel gives back all that we hold.
+    # Libraries hang when they clean up a broken device; the kernel frees all that we hold.
     os._exit(status)
 
 
@@ -53,7 +53,7 @@ def end_with_starter() -> None:
 
 
 def _end_with_maker_of(end: socket.socket) -> None:
-    """Do so, and end now if it has ended already. The starter is the process that made the socket pair of `end`."""
+    """Do that, and end now if the starter, which made the socket pair of `end`, has ended already."""
     end_with_starter()
     credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     if os.getppid() != struct.unpack("3i", credentials)[0]:
@@ -90,7 +90,7 @@ class Child:
         gc.set_threshold(*_THRESHOLDS_AT_LOAD)
         opened: Service = getattr(importlib.import_module(module), name)(self._asked.options, self, self._report)
         gc.set_threshold(*before)
-        # What the load left in cycles goes now; the rest stays, and no job has to wait while it is looked through.
+        # Cycles of the load are collected now; the rest is frozen, so that no job waits for a collection of it.
         gc.collect()
         gc.freeze()
         self._service = opened
@@ -115,7 +115,7 @@ class Child:
         for job in sorted(self._open_jobs):
             self.failed(job, failure)
             service.cancel(job)
-        gc.collect()  # what the trace held on to, tensors before all
+        gc.collect()  # what the trace referred to, above all tensors
 
     def event(self, job: int, payload: object) -> None:
         if job not in self._open_jobs:
@@ -143,7 +143,7 @@ class Child:
         self.poll()
 
     def _take_in(self, *, wait: bool) -> None:
-        """Act on all that has come. `wait`: until something comes."""
+        """Act on all messages that have come. `wait`: at least one."""
         flags = 0 if wait else socket.MSG_DONTWAIT
         while not self._ending:
             try:
@@ -178,7 +178,7 @@ class Child:
         self._open_jobs.add(message.job)
         try:
             self._service.submit(message.job, message.payload)
-        except Exception as error:  # noqa: BLE001  # a job that cannot even be queued is no reason to drop the others
+        except Exception as error:  # noqa: BLE001  # a job that cannot be queued must not end the others
             if not isinstance(error, EngineError):
                 _log_trace("A job could not be queued:", error)
             self.failed(message.job, _as_engine_error(error))
@@ -209,7 +209,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _log_trace(what: str, error: BaseException, *, with_message: bool = False) -> None:
-    """Log where it happened. A message may quote a prompt, except a RuntimeError's or the system's."""
+    """Log where it happened. Messages, which may quote a prompt, are left out, but for RuntimeError and OSError."""
     lines: list[str] = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,6 +1,6 @@
-"""The server's half of a worker: starts the child, runs jobs in it, sees its death, ends it; and the backends' share.
+"""The server's half of a worker: starts the child, runs jobs in it, notices its death, ends it; `WorkerBackend`.
 
-What jobs are is the backends' own (backends/diffusers, backends/tts); what follows a death is the pool's.
+The backends (backends/diffusers, backends/tts) define jobs; the pool decides what follows a death.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ _log = logging.getLogger("hearth.worker")
 CANCEL_SECONDS = 10.0
 # From SIGKILL to the end of a child: a GPU's driver may take its time.
 _END_SECONDS = 5.0
-# From the end of its socket to the end of a child, which has nothing left to do.
+# From the end of its socket to the end of a child that has nothing left to do.
 _EXIT_SECONDS = 2.0
-# oneDNN keeps what it has prepared for a size of its work, 1024 of them if let, at up to a MiB each: enough for all the
-# layers of a diffusion model, and no more.
+# oneDNN caches what it prepares for each size of its work, by default 1024 of up to a MiB. This is enough for all
+# layers of a diffusion model.
 _ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 _CHUNK_BYTES = 2**18
 # More than a socket's buffer holds. A process that inherited the child's end must not keep us here.
@@ -46,7 +46,7 @@ NICE_ON_CPU = 10
 
 
 def give_way(pid: int, nice: int) -> None:
-    """Lower the priority of all threads of a process. It may have ended by now, which is reported in another way."""
+    """Lower the priority of all threads of a process, if it has not ended."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir() if nice else ():
             number = int(thread.name)
@@ -58,7 +58,7 @@ class WorkerDiedError(StartError):
 
     def __init__(self, exit_status: int | None) -> None:
         if exit_status is not None and exit_status < 0:
-            how = f"was killed by {signal.Signals(-exit_status).name} (SIGKILL: often for want of memory)"
+            how = f"was killed by {signal.Signals(-exit_status).name} (SIGKILL: often for lack of memory)"
         else:
             how = f"ended with exit status {exit_status}"
         super().__init__(f"The worker process {how} while it loaded the model. Its own lines in the log say more.")
@@ -68,7 +68,7 @@ class WorkerDiedError(StartError):
 class Channel:
     """Calls `on_message` for each message, and `on_lost` once when no more will come, but not after `close`.
 
-    The argument of `on_lost` is None when the other side closed, else what is wrong about the bytes that came.
+    The argument of `on_lost` is None if the other side closed, else what is wrong with the bytes that came.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Channel:
         self._loop.add_reader(end.fileno(), self._read)
 
     def send(self, message: protocol.ToChild[Any]) -> None:
-        """Send when the child reads; what it has not taken in waits here. Raises `FrameError` for one too long."""
+        """Send when the child reads; the rest waits here. Raises `FrameError` for a message that is too long."""
         frame = to_frame(message)
         if self._end.fileno() < 0:
             return
@@ -109,7 +109,7 @@ class Channel:
         self._end.close()
 
     def _read(self) -> bool:
-        """Whether there may be more."""
+        """Read once. Returns whether there may be more."""
         if self._end.fileno() < 0:
             return False
         try:
@@ -149,7 +149,7 @@ class Channel:
 
 @dataclass(slots=True)
 class _Job:
-    """A job that the child has not ended. `take` gets its events as they come; None once they are not wanted."""
+    """A job that the child has not ended. `take` gets its events; None once they are not wanted."""
 
     take: Callable[[msgspec.Raw], None] | None
     ended: asyncio.Future[None]
@@ -170,14 +170,14 @@ class _Job:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
-            self.ended.exception()  # counts as seen: `run` may be cancelled in this very moment
+            self.ended.exception()  # marks it as read: `run` may be cancelled at this moment
 
 
 class WorkerProcess:
     """A loaded model in a child process. Made by `start`; belongs to the event loop that started it.
 
-    `died` is set when the process has ended, `exit_status` (as in `subprocess`) is known then, unless not even a kill
-    ends it. However it ends, every open `run` gets `EngineDiedError` at once.
+    `died` is set when the process has ended; then `exit_status` (as in `subprocess`) is known, unless not even a kill
+    has ended it. However it ends, every open `run` gets `EngineDiedError` at once.
     """
 
     def __init__(
@@ -217,12 +217,12 @@ class WorkerProcess:
     ) -> Self:
         """Start a child, have it load `service` ("module:function", see `protocol.Load`), return when it is ready.
 
-        `nice` is added to its priority once it is ready: beside busy models a load would take minutes. A child that
-        hangs for longer than `patience` (watchdog.py) is killed, now and later. Raises `LoadError` if the service
-        refuses, `WorkerDiedError` if the child ends. Cancelling kills the child. The kernel kills it too when the
-        calling thread ends, so that must be one that lives as long as the server.
+        `nice` is added to its niceness when it is ready, not before: else a load beside busy models would take minutes.
+        A child that hangs for longer than `patience` (watchdog.py) is killed, now and later. Raises `LoadError` if the
+        service refuses, `WorkerDiedError` if the child ends. Cancelling kills the child. The kernel also kills it when
+        the calling thread ends, so that thread must live as long as the server.
         """
-        # What it leaves goes with it. If we are killed too, the next server removes the folder (processes.prepare).
+        # Its files are removed with it. If we are killed too, the next server removes the folder (processes.prepare).
         folder = tempfile.TemporaryDirectory(prefix=f"hearth-{os.getpid()}-worker-", ignore_cleanup_errors=True)
         worker = cls(*_spawn(service, {**(environment or {}), "TMPDIR": folder.name}), patience, folder)
         try:
@@ -238,11 +238,11 @@ class WorkerProcess:
         return worker
 
     async def run(self, payload: object, take: Callable[[msgspec.Raw], None]) -> None:
-        """Run a job to its end, and have `take` called with each of its events as it comes, in their order.
+        """Run a job to its end, and call `take` with each of its events, in order.
 
-        Raises what the service refused or failed it with (`RequestError`, `OverloadedError`, `GenerationError`),
-        `EngineDiedError`, or what `take` raised, which cancels the job. Cancelling cancels it too, and returns when
-        the child has let go of it, or after 10 s.
+        Raises the service's error (`RequestError`, `OverloadedError`, `GenerationError`), `EngineDiedError`, or what
+        `take` raised, which cancels the job. Cancelling cancels the job too, and returns when the child has dropped it,
+        or after 10 s.
         """
         if not self._accepts_jobs:
             raise engine_died(NotStartedError)
@@ -263,7 +263,7 @@ class WorkerProcess:
         return len(self._jobs)
 
     async def shutdown(self, within_seconds: float = _END_SECONDS) -> None:
-        """Have the child end by itself, kill it if it has not after `within_seconds`. Returns when it has ended."""
+        """Have the child end by itself; kill it after `within_seconds`. Returns when it has ended."""
         self._accepts_jobs = False
         self._guard.end()
         try:
@@ -294,7 +294,7 @@ class WorkerProcess:
         self._overdue = self._loop.call_later(_END_SECONDS, self._abandon)
 
     def _abandon(self) -> None:
-        """Not even a kill ends it: its successor must not wait for that."""
+        """Not even a kill ends the child: its successor must not wait for that."""
         self._log_undead()
         self._startup.put_nowait(None)
         self.died.set()
@@ -337,7 +337,7 @@ class WorkerProcess:
             self._startup.put_nowait(message)
 
     def _on_lost(self, reason: str | None) -> None:
-        """Nothing can be said or heard any more: without a `reason` the child is about to end by itself."""
+        """The socket is closed: without a `reason` the child is about to end by itself."""
         if reason is not None:
             _log.error("Worker %d is killed: %s. Something in it writes to the socket of the worker.", self.pid, reason)
             self.terminate()
@@ -346,7 +346,7 @@ class WorkerProcess:
         self._fail_jobs()
 
     def _on_exit(self) -> None:
-        """The process has ended, and is still to be reaped: until then its number, and its group's, is its own."""
+        """Reap the ended process: until then its number, and its group's, stays its own."""
         self._guard.end()
         self.terminate()
         self._channel.drain()
@@ -371,7 +371,7 @@ class WorkerProcess:
 async def start_worker(  # noqa: PLR0913  # what a start depends on
     service: str, options: object, report: Report, *, threads: int, on_cpu: bool, patience: Patience | None
 ) -> WorkerProcess:
-    """Start a worker that loads `service`. Raises `LoadError` when that can never work, `StartError` if it may."""
+    """Start a worker that loads `service`. Raises `LoadError` if that can never work, `StartError` if it may."""
     return await WorkerProcess.start(
         service,
         options,
@@ -384,16 +384,16 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
 
 def _spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start the child; return it, our end of the socket, and a descriptor that is readable when it ends."""
-    # The child finds modules where we find them, and never in the folder that happens to be the current one.
+    # The child finds modules where we do, and never in the current folder.
     path = [environment.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path)]
-    # Our settings are not for a process that reads other people's files: one is the database's password.
+    # Our settings are not for a process that reads clients' files: one is the database's password.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     variables = {**_ENVIRONMENT, **inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     ours, theirs = socket.socketpair()
     with theirs, ExitStack() as undo:
         undo.callback(ours.close)
         child = subprocess.Popen(
-            # The service is named for people who list the processes; the child gets it in a message
+            # The argument is for people who list processes; the child gets the service in a message
             [sys.executable, "-P", "-m", "engine.process.child", str(theirs.fileno()), service],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -408,7 +408,7 @@ def _spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Pop
 
 
 class WorkerBackend(Backend):
-    """What models in a worker have in common: a queue in front, one life, thrown away whole, a stream per request."""
+    """What backends with a worker have in common: a queue in front, one life, a stream per request."""
 
     def __init__(self, worker: WorkerProcess, room: Room) -> None:
         self.worker = worker
@@ -431,7 +431,7 @@ class WorkerBackend(Backend):
     async def run(
         self, job: msgspec.Struct, take: Callable[[msgspec.Raw], None], *, within_seconds: float, advice: str
     ) -> None:
-        """Run a job (`WorkerProcess.run`). Raises `GenerationError`, whose words end with `advice`, after so long."""
+        """Run a job (`WorkerProcess.run`). Raises `GenerationError` with `advice` after `within_seconds`."""
         try:
             async with asyncio.timeout(within_seconds):
                 await self.worker.run(job, take)

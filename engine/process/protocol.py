@@ -1,8 +1,8 @@
-"""What the server's process and a worker say to each other, how it becomes bytes, and what a service in a worker is.
+"""The messages between the server's process and a worker, their encoding, and the interface of a service in a worker.
 
 A frame is the length of a message in four bytes, big-endian, then msgpack: never a pickle. Options, jobs and
-events are the service's own language (`ImageJob` in types.py, for one): encoded here with the rest, and kept as
-they came (`msgspec.Raw`) for the one who knows their types.
+events have the service's own types (like `ImageJob` in types.py): they are encoded here with the rest, and stay encoded
+(`msgspec.Raw`) for the reader that knows their types.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,7 @@ _T = TypeVar("_T")
 class Load(msgspec.Struct, Generic[_T], frozen=True, tag=True):
     """The first message. `service` is `"module:function"`, imported in the child only.
 
-    The function takes the options as they were encoded, an `Outlet` and a `Report`; it returns a `Service`, or raises
-    `LoadError`.
+    The function takes the encoded options, an `Outlet` and a `Report`; it returns a `Service`, or raises `LoadError`.
     """
 
     service: str
@@ -32,7 +31,7 @@ class Submit(msgspec.Struct, Generic[_T], frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """The job is not wanted any more; it still gets its one `Done` or `Failed`."""
+    """The job is not wanted any more; it still ends with one `Done` or `Failed`."""
 
     job: int
 
@@ -57,7 +56,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be loaded as configured. `message` is a `LoadError`'s, in our words.
 
-    `passing`: it may be at the next try, and the message is a `StartError`'s.
+    `passing`: the next try may succeed, and the message is a `StartError`'s.
     """
 
     message: str
@@ -115,7 +114,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class FrameError(Exception):
-    """Bytes that are no message, or a message that is longer than a frame may be."""
+    """Bytes that are not a message, or a message that is longer than a frame may be."""
 
 
 def to_frame(message: ToChild[Any] | ToParent[Any]) -> bytearray:
@@ -130,14 +129,14 @@ def to_frame(message: ToChild[Any] | ToParent[Any]) -> bytearray:
 
 
 class FrameReader(Generic[_T]):
-    """Makes messages of `kinds`, a union of tagged structs, of bytes as they come."""
+    """Decodes bytes, as they arrive, to messages of `kinds`, a union of tagged structs."""
 
     def __init__(self, kinds: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(kinds)
         self._buffer = bytearray()
 
     def read(self, data: bytes) -> Iterator[_T]:
-        """Yield the messages that are complete now. Raises `FrameError`, and then no other follows."""
+        """Yield the messages that are complete now. After a `FrameError` no message follows."""
         self._buffer += data
         while len(self._buffer) >= _HEADER_BYTES:
             size = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
@@ -156,14 +155,14 @@ class FrameReader(Generic[_T]):
 
 
 class ShutdownRequested(BaseException):  # like KeyboardInterrupt it is not for `except Exception`
-    """The child must end now. Raised by `poll`, and by anything that speaks to a parent that has ended."""
+    """The child must end now. Raised by `poll`, and by a send to a parent that has ended."""
 
 
 class Outlet(Protocol):
-    """How a service answers. Each job ends once, by `done` or `failed`; what is said of it after that is dropped."""
+    """How a service answers. Each job ends once, by `done` or `failed`; later calls for it are dropped."""
 
     def event(self, job: int, payload: object) -> None:
-        """Give the parent a part of the answer, which msgspec can encode.
+        """Send the parent a part of the answer, which msgspec can encode.
 
         Raises `GenerationError` if it is longer than a frame (64 MiB).
         """
@@ -172,30 +171,30 @@ class Outlet(Protocol):
         """The answer is complete, or was cancelled."""
 
     def failed(self, job: int, error: EngineError) -> None:
-        """There will be no answer. The class of `error` says whose fault that is, its message goes to the client."""
+        """There is no answer. The class of `error` says whose fault that is; its message goes to the client."""
 
     def poll(self) -> None:
-        """Take in what came meanwhile; raises `ShutdownRequested`. Call it between the steps of long work.
+        """Act on messages that came meanwhile; raises `ShutdownRequested`. Call it between the steps of long work.
 
-        `submit` and `cancel` are called from within.
+        It calls `submit` and `cancel`.
         """
 
 
 class Service(Protocol):
     """A loaded model that works on any number of jobs, a bounded piece of work at a time.
 
-    All of it happens in the child's main thread; the loop that drives it is child.py's.
+    child.py drives it, in the child's main thread.
     """
 
     def submit(self, job: int, payload: msgspec.Raw) -> None:
-        """Queue the job, for the service to decode. What raises has not queued it: an `EngineError` is its answer."""
+        """Decode and queue the job. If this raises, the job is not queued: an `EngineError` is its answer."""
 
     def cancel(self, job: int) -> None:
-        """Drop a job that has not ended. `done` or `failed` is called for it now or in a step to come."""
+        """Drop a job that has not ended. The service calls `done` or `failed` for it now or in a later step."""
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do; while not, the child sleeps until a message comes."""
+        """Whether `step` has something to do; if not, the child sleeps until a message comes."""
 
     def step(self) -> None:
         """Do one bounded piece of work for the jobs there are.

@@ -1,6 +1,6 @@
-"""Sees when processes hang: stopped, waiting for ever, or computing without an end. What follows is the caller's.
+"""Notices processes that hang: stopped, waiting forever, or computing without an end. The caller decides what follows.
 
-The kernel says when a process dies, but not when one lives and does nothing more.
+The kernel reports when a process dies, but not when it lives and does nothing more.
 """
 
 import asyncio
@@ -12,20 +12,20 @@ from typing import Self
 
 import psutil
 
-# While loading a process may also wait for others: a slow disk, a lock of a compiler's cache, its parent.
+# While loading, a process may also wait for a slow disk, a lock of a compiler's cache, or its parent.
 _LOADING_FACTOR = 4
-# A step of a large model on a CPU takes minutes. On a GPU a kernel that never ends keeps a CPU core busy, too, but no
-# step takes as long.
+# A step of a large model on a CPU takes minutes. On a GPU none takes as long, and a kernel that never ends keeps a CPU
+# core busy too.
 _BUSY_FACTOR_ON_CPU = 20
 _BUSY_FACTOR_ON_GPU = 4
 _LOOKS = 10  # in the time that a process may stand still
-_WORKING_SHARE = 0.01  # of one core: less is what threads use that only wait
-_READING_BYTES_PER_SECOND = 2**18  # a voice or weights from a slow disk; less are requests that pile up
+_WORKING_SHARE = 0.01  # of one core: threads that only wait use less
+_READING_BYTES_PER_SECOND = 2**18  # a voice or weights from a slow disk; waiting requests read less
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """For how many seconds processes may do nothing while they load, stand still, and compute without answering."""
+    """Seconds that processes may do nothing while they load, do nothing later, and compute without answering."""
 
     loading_seconds: float
     still_seconds: float
@@ -33,7 +33,7 @@ class Patience:
 
     @classmethod
     def of(cls, stall_seconds: float | None, *, on_cpu: bool) -> Self | None:
-        """What follows from the `stall_seconds` of models.yaml; None: for ever."""
+        """Make it from the `stall_seconds` of models.yaml; None: forever."""
         if stall_seconds is None:
             return None
         busy = stall_seconds * (_BUSY_FACTOR_ON_CPU if on_cpu else _BUSY_FACTOR_ON_GPU)
@@ -43,9 +43,9 @@ class Patience:
 class Guard:
     """Watches the processes `pids` from their start to their end, and those that they start.
 
-    Calls `on_hang` once, with how they hang in words for the log. Belongs to the event loop. While they answer, it
-    costs one `ping` in a tenth of the patience and nothing else; only who is silent is looked at. Its own standstills
-    (a suspended machine, a busy event loop) do not count as silence: it counts its looks, not the clock.
+    Calls `on_hang` once, with a description for the log. Belongs to the event loop. While they answer, it costs one
+    `ping` in a tenth of the patience; only silent processes are examined. A suspended machine or a busy event loop does
+    not count as silence: it counts its checks, not the clock.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Guard:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, ping: Callable[[], Awaitable[object]] | None = None) -> None:
-        """From now on they have to answer `ping`, between two pieces of work; during one they have to compute.
+        """From now on they have to answer `ping` between two pieces of work, and to compute during one.
 
         Without a `ping` they load: they have to compute or to read files.
         """
@@ -87,7 +87,7 @@ class Guard:
     async def _silence(
         self, answer: asyncio.Future[object], still_seconds: float, busy_seconds: float | None
     ) -> str | None:
-        """Wait for the answer. Return how they hang; None when they do not."""
+        """Wait for the answer. Return how they hang; None if they do not."""
         tick = still_seconds / _LOOKS
         silent = stood = 0.0
         before: _Seen | None = None
@@ -100,22 +100,22 @@ class Guard:
                 why = " (it was stopped by a signal)" if seen.stopped else ""
                 return f"it has not computed anything for {stood:.0f} s{why}"
             if busy_seconds is not None and silent >= busy_seconds:
-                return f"it computes, but has not got anything done for {silent:.0f} s"
+                return f"it computes, but has not finished anything for {silent:.0f} s"
         error = answer.exception()
         return None if error is None else f"it takes no more requests ({type(error).__name__})"
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Of each process: its number, CPU seconds that it used or stood in line for, and bytes read so far."""
+    """Of each process: its number, CPU seconds that it used or waited for, and bytes read so far."""
 
     work: dict[int, tuple[float, int]]
     stopped: bool
 
     def works_since(self, before: Self, seconds: float) -> bool:
-        """Whether anything was done in these seconds. One that is stopped stops all: the others wait for it."""
+        """Whether they did anything in these seconds. A stopped one stops all: the others wait for it."""
         if not self.work:
-            return True  # they have ended, which others report
+            return True  # they have ended, which is reported elsewhere
         if self.stopped:
             return False
         cpu_seconds, read_bytes = 0.0, 0
@@ -127,7 +127,7 @@ class _Seen:
 
 
 def _look(pids: tuple[int, ...]) -> _Seen:
-    """Blocks: all processes of the machine are read to find the children."""
+    """Read all of them. Blocks: finding children means reading all processes of the machine."""
     work: dict[int, tuple[float, int]] = {}
     stopped = False
     family: list[psutil.Process] = []
@@ -144,7 +144,7 @@ def _look(pids: tuple[int, ...]) -> _Seen:
 
 
 def _seconds_in_line(pid: int) -> float:
-    """How long its threads were ready to run while others did: one that is starved on a busy machine does not hang.
+    """How long its threads were ready to run while others ran: a starved process on a busy machine does not hang.
 
     Source: the second number of `schedstat`, Documentation/scheduler/sched-stats.rst of Linux.
     """
@@ -156,7 +156,7 @@ def _seconds_in_line(pid: int) -> float:
 
 
 def _read_bytes(process: psutil.Process) -> int:
-    """Also what was read by way of mapped memory, as weights are."""
+    """Return the bytes read, also those of mapped files, as weights are."""
     with suppress(psutil.Error, NotImplementedError, OSError):  # not everywhere allowed
         counted = process.io_counters()
         return int(counted.read_bytes + counted.read_chars)

@@ -1,6 +1,6 @@
-"""Sound in requests: decoded in a process of its own, without its silence, in pieces that a model can hear.
+"""Sound in requests: decoded in a process of its own, without its silence, in pieces for a model.
 
-Here is what both processes say to each other about a file: reading.py is the server's side, service.py the other.
+This file has the messages of both processes: reading.py is the server's half, service.py the other.
 """
 
 import msgspec
@@ -28,7 +28,7 @@ class SoundOptions(msgspec.Struct, frozen=True):
 
 
 class SoundEvent(msgspec.Struct, frozen=True):
-    """The next piece, if there was one, and how much of the sound has been read. The last is `complete`."""
+    """The next piece, if there is one, and how much of the sound has been read. The last event is `complete`."""
 
     seconds: float
     piece: Piece | None = None

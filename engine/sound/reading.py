@@ -1,4 +1,4 @@
-"""A sound file as the server's process sees it: pieces, one at a time, from a child process that reads it."""
+"""The server's half: pieces of a sound file, one at a time, from a child process that reads it."""
 
 import asyncio
 from pathlib import Path
@@ -12,16 +12,16 @@ from engine.sound import Piece, SoundEvent, SoundOptions
 
 _SERVICE = "engine.sound.service:open_service"
 _OPEN_SECONDS = 60.0
-_NEXT_SECONDS = 120.0  # for five minutes of silence at most, on a busy machine
+_NEXT_SECONDS = 120.0  # at most five minutes of silence, on a busy machine
 
 
 class SoundFile:
-    """One file that is being read. Enter it to open it, leave it to end its process. Belongs to one event loop.
+    """One file that is being read. `async with` opens it and ends its process. Belongs to one event loop.
 
     `seconds` is how much of it has been read; all of it once `next` has returned None.
     """
 
-    _worker: WorkerProcess  # it is there once the file is opened
+    _worker: WorkerProcess  # set once the file is opened
 
     def __init__(self, path: Path, *, piece_seconds: float, most_seconds: float) -> None:
         self._options = SoundOptions(str(path.absolute()), piece_seconds, most_seconds)
@@ -29,7 +29,7 @@ class SoundFile:
         self.seconds = 0.0
 
     async def __aenter__(self) -> Self:
-        """Open it. Raises `RequestError` for what is no sound."""
+        """Open it. Raises `RequestError` for a file that is not sound."""
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
                 self._worker = await WorkerProcess.start(_SERVICE, self._options, lambda *_: None, nice=NICE_ON_CPU)

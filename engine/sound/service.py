@@ -1,7 +1,7 @@
-"""Decodes one sound file and cuts it into pieces, in a process of its own that may die of what strangers send.
+"""Decodes one sound file and cuts it into pieces, in a process of its own, which a hostile file may kill.
 
-FFmpeg's parsers, in C, read it. The process has little memory beside what it starts with, a bound on its processor
-time, and no other file: what a file may be is a list, without formats that lead to other files.
+FFmpeg's parsers, in C, read it. The process has little memory beside what it starts with, a bound on its CPU time, and
+a list of formats, none of which leads to other files.
 """
 
 import logging
@@ -27,7 +27,7 @@ _DEMUXERS = "aac,aiff,amr,asf,caf,flac,matroska,webm,mov,mp3,ogg,wav,w64"
 _MEMORY_BYTES = 512 * 2**20
 _CPU_SECONDS = 60.0
 _FASTER_THAN_SOUND = 20  # at least, on one core
-# After so much sound without a piece the caller is told how far it is.
+# After so much sound without a piece the caller is told the progress.
 _REPORT_SECONDS = 300.0
 _STEP_SECONDS = 1.0
 _RATES_HZ = range(4_000, 768_001)
@@ -38,7 +38,7 @@ def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
     """Open the file. Raises `LoadError` with a sentence for clients."""
     asked = msgspec.msgpack.decode(options, type=SoundOptions)
     _confine(asked.most_seconds)
-    logging.getLogger("libav").setLevel(logging.CRITICAL)  # it would say what a client has sent
+    logging.getLogger("libav").setLevel(logging.CRITICAL)  # it would log what a client has sent
     return SoundService(outlet, asked)
 
 
@@ -49,7 +49,7 @@ class SoundService:
         self._outlet = outlet
         self._events = events_of(asked)
         self._job: int | None = None
-        self._kept: SoundEvent | None = next(self._events)  # what is no sound at all is refused now
+        self._kept: SoundEvent | None = next(self._events)  # a file that is not sound is refused now
 
     def submit(self, job: int, _payload: bytes) -> None:
         self._job = job
@@ -78,7 +78,7 @@ class SoundService:
 
 
 def events_of(asked: SoundOptions) -> Iterator[SoundEvent]:
-    """Yield the pieces of a file, and how far it is in between. Raises `LoadError` with a sentence for clients."""
+    """Yield the pieces of a file, and the progress in between. Raises `LoadError` with a sentence for clients."""
     cutter, reported = Cutter(asked.piece_seconds), 0.0
     for samples in _samples(Path(asked.path)):
         for piece in cutter.add(samples):
@@ -96,7 +96,7 @@ def events_of(asked: SoundOptions) -> Iterator[SoundEvent]:
 
 
 def _samples(path: Path) -> Iterator[NDArray[np.int16]]:
-    """Yield the sound in parts of about a second, as `Cutter` takes it. What is damaged is left out."""
+    """Yield the sound in parts of about a second, for `Cutter`. Damaged parts are left out."""
     parts: list[NDArray[np.int16]] = []
     size = total = 0
     resampler = _Resampler()
@@ -121,7 +121,7 @@ def _samples(path: Path) -> Iterator[NDArray[np.int16]]:
 
 
 def _frames(path: Path) -> Iterator[Any]:
-    """Yield what FFmpeg decodes of the first sound in a file. Raises its errors, also for too much that is damaged."""
+    """Yield what FFmpeg decodes of the first sound in a file. Raises its errors, also if too much is damaged."""
     options, damaged = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}, 0
     with av.open(f"file:{path}", options=options, metadata_errors="replace") as container:
         if not container.streams.audio:
@@ -136,14 +136,14 @@ def _frames(path: Path) -> Iterator[Any]:
 
 
 class _Resampler:
-    """Makes 16 kHz mono of frames, also where their form changes on the way."""
+    """Makes 16 kHz mono of frames, even if their format changes."""
 
     def __init__(self) -> None:
         self._form: Any = None
         self._resampler: Any = None
 
     def take(self, frame: Any) -> list[NDArray[np.int16]]:
-        """Return what there is of a frame; of None what is still kept back."""
+        """Return the resampled frame, as far as it is complete; for None, the rest."""
         made: list[NDArray[np.int16]] = []
         if frame is None:
             return [] if self._resampler is None else _arrays(self._resampler.resample(None))
@@ -162,7 +162,7 @@ def _arrays(frames: list[Any]) -> list[NDArray[np.int16]]:
 
 
 def _confine(most_seconds: float) -> None:
-    """Bound memory and processor time of this process, and have the kernel choose it first."""
+    """Bound memory and CPU time of this process, and have the kernel kill it first when memory runs out."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     memory = pages * resource.getpagesize() + _MEMORY_BYTES
     seconds = int(_CPU_SECONDS + most_seconds / _FASTER_THAN_SOUND)
@@ -174,7 +174,7 @@ def _confine(most_seconds: float) -> None:
     ):
         resource.setrlimit(kind, (most, most))
     offer_to_oom_killer(FIRST_VICTIM)
-    null = os.open(os.devnull, os.O_WRONLY)  # FFmpeg, and the loader of a library that finds no memory, write there
+    null = os.open(os.devnull, os.O_WRONLY)  # FFmpeg writes there, and a library's loader that finds no memory
     os.dup2(null, 1)
     os.dup2(null, 2)
 
@@ -184,30 +184,30 @@ def _unreadable() -> LoadError:
 
 
 _FRAME = RATE_HZ // 50
-# Louder than the first is sound, quieter than the second silence. Between them sound is what is so much louder than the
-# quiet tenth of the last half minute.
+# Above the first level all is sound, below the second all is silence. Between them, sound is louder by the third than
+# the quietest tenth of the last half minute.
 _SOUND_DB, _SILENCE_DB, _ABOVE_QUIET_DB = -45.0, -65.0, 6.0
 _QUIET_SHARE, _REMEMBERED_FRAMES = 0.1, 1500
-# Of silence so much ends a piece, and so much is kept before and after what is heard. Of sound less is a click.
+# So much silence ends a piece, and so much is kept before and after sound. Sound that is shorter is a click.
 _PAUSE_FRAMES, _KEPT_FRAMES, _CLICK_FRAMES = 75, 10, 4
 # A piece that is too long is cut in the second half, at the quietest of all spans of so many frames.
 _CUT_FRAMES = 10
 
 
 class Cutter:
-    """Cuts sound into pieces: silence is dropped, and what is too long is cut where it is quiet.
+    """Cuts sound into pieces: silence is dropped, and long sound is cut where it is quiet.
 
-    A model that hears silence writes words that nobody said. It gets the sound of one file in its order, in 16-bit
-    samples, mono, at `RATE_HZ`. No piece is longer than `most_seconds`.
+    A model that gets silence writes words that nobody said. Takes the sound of one file in order, in 16-bit samples,
+    mono, at `RATE_HZ`. No piece is longer than `most_seconds`.
     """
 
     def __init__(self, most_seconds: float) -> None:
         self._most = int(most_seconds * RATE_HZ) // _FRAME  # in frames, like all that follows
         self._first = 0  # where in the file the kept sound begins
-        self._samples = np.zeros(0, np.int16)  # kept: what no piece has been made of, whole frames and a rest
+        self._samples = np.zeros(0, np.int16)  # not in a piece yet: whole frames and a rest
         self._levels = np.zeros(0, np.float32)  # of its whole frames, in dB of full scale
         self._loud = np.zeros(0, np.bool_)
-        self._goes_on = False  # what was cut in its middle: its end is no click, however short
+        self._goes_on = False  # the sound was cut in its middle: its end is not a click, however short
         self._remembered: deque[float] = deque(maxlen=_REMEMBERED_FRAMES)
 
     @property
@@ -243,7 +243,7 @@ class Cutter:
         return min(max(quiet + _ABOVE_QUIET_DB, _SILENCE_DB), _SOUND_DB)
 
     def _next(self, *, last: bool) -> Piece | None:
-        """Return the next piece; None where there is none before more sound has come."""
+        """Return the next piece; None if it needs more sound."""
         while True:
             loud = np.flatnonzero(self._loud)
             if not len(loud):
@@ -266,7 +266,7 @@ class Cutter:
             self._drop(int(heard[-1]) + 1)
 
     def _quietest(self) -> int:
-        """Return where to cut what is longer than a piece may be."""
+        """Return where to cut sound that is too long for a piece."""
         begin = self._most // 2
         levels = self._levels[begin : self._most]
         span = min(_CUT_FRAMES, len(levels))

@@ -1,4 +1,4 @@
-"""Which voices there are: what the model folders say, what people add, and what each model of models.yaml offers of it.
+"""Which voices there are: from model folders and what people add; and which of them each entry of models.yaml offers.
 
 Every folder is read by its family's reader; nothing is loaded. A voice that lacks something is hidden, never guessed.
 """
@@ -28,7 +28,7 @@ MAX_MODELS = 100
 _LISTED_FOLDERS, _LISTED_SPEAKERS, _LISTED_WARNINGS = 20, 5, 20
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LANGUAGES_FIRST = (*ETHIOPIAN, "en")
-# Voices that come with Hearth and say words, of a family that may not be installed.
+# Voices that come with Hearth and speak words, of a family that may not be installed.
 SHIPPED = Path(__file__).parent / "shipped"
 _EXAMPLES = {"id": "selam", "name": "Selam", "gender": "female", "language": "am"}
 
@@ -42,7 +42,7 @@ class Catalogue:
     problem: LoadError | None = None
     """Why it cannot be loaded."""
     notice: str = ""
-    """What the operator should know of all voices together."""
+    """What the operator should know about all voices."""
 
     @property
     def only_demos(self) -> bool:
@@ -63,7 +63,7 @@ class Catalogue:
 
 
 class Voices:
-    """Read when it is made, which blocks: a reload makes a new one from the one `before`."""
+    """The catalogues of all speech models. Made by reading folders, which blocks; a reload makes one from `before`."""
 
     def __init__(self, config: Config, weights_dir: Path, before: Self | None = None) -> None:
         specs = [spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
@@ -82,7 +82,7 @@ class Voices:
             self._catalogues[spec.id] = found
 
     def of(self, model: str) -> Catalogue:
-        """What a speech model offers; of other models nothing."""
+        """Return what a speech model offers; nothing for other models."""
         return self._catalogues.get(model, Catalogue())
 
     def log_warnings(self) -> None:
@@ -91,7 +91,7 @@ class Voices:
                 _log.warning("%s: %s", model, warning.message)
 
     def near(self, model: str, voice: str) -> list[str]:
-        """Up to three ids and aliases that look like this one, of voices that can speak."""
+        """Return up to three similar ids and aliases of voices that can speak."""
         ids = [one.id for one in self.of(model).voices if one.available]
         aliases = [name for name, of in self._aliases[model].items() if of in ids]
         return near_misses(voice.lower(), [*ids, *aliases], 3)
@@ -116,9 +116,9 @@ class Voices:
 def read_catalogue(folder: Path | None, demos: Path | None = None, shipped: Path | None = None) -> Catalogue:
     """Read the model folders inside `folder`, one TTS model each; a folder that is not there holds none.
 
-    A voice in `folder` replaces the one of its id in `shipped`, which replaces the demo voice where it can speak. Two
-    in `folder` of the same id are a `LoadError`. Whatever else is wrong with a model hides it, or the voice, with a
-    warning; shipped voices that are not installed are left out without one. Blocks.
+    A voice in `folder` replaces the one with its id in `shipped`, which replaces the demo voice if it can speak. Two
+    in `folder` with the same id are a `LoadError`. Any other fault hides the model or the voice, with a warning;
+    shipped voices that are not installed are left out without one. Blocks.
     """
     warnings: list[VoiceWarning] = []
     known = _by_id(_scan(demos, warnings, demo=True))
@@ -179,7 +179,7 @@ def _model_folders(folder: Path, warnings: list[VoiceWarning]) -> list[Path]:
 
 
 def _problem_of_entry(entry: os.DirEntry[str]) -> str | None:
-    """Say what is wrong with an entry; None: it is a model folder, empty text: it is something else."""
+    """Say what is wrong with an entry; None: it is a model folder; empty text: ignore it."""
     if entry.name.startswith("."):
         return ""
     if entry.name == "config.json" or entry.name.endswith((".onnx", ".safetensors")):
@@ -211,7 +211,7 @@ def _read_model(folder: ModelFolder, warnings: list[VoiceWarning], *, demo: bool
 
 @dataclass(slots=True)
 class _Assembly:
-    """The voices of one model, one after the other. `installed`: something that runs its family is there."""
+    """Collects the voices of one model. `installed`: a package that runs its family is there."""
 
     folder: ModelFolder
     family: Family
@@ -249,7 +249,7 @@ class _Assembly:
         speakers = self.facts.speakers
         by_name: dict[int | str | None, Speaker] = {one.label: one for one in speakers if one.label is not None}
         by_name |= {one.speaker: one for one in speakers}
-        if None in by_name:  # the only voice of a model has no number; people who count give it the first
+        if None in by_name:  # the only voice of a model has no number; people may write the first one
             by_name[0] = by_name[None]
         chosen: dict[int | str | None, tuple[Speaker, VoiceEntry]] = {}
         for entry in self.overlay.spec.voices:

@@ -1,4 +1,4 @@
-"""Reads the files of a model folder, which may be hostile: bounded, never through a link that leads out of it."""
+"""Reads the files of a model folder, which may be hostile: bounded, and never through a link out of it."""
 
 import errno
 import itertools
@@ -18,11 +18,11 @@ _LFS = b"version https://git-lfs"
 
 
 class MetadataError(Exception):
-    """What a model folder says cannot be used. The message is for the operator and names the file."""
+    """A model folder's metadata cannot be used. The message is for the operator and names the file."""
 
 
 class ModelFolder:
-    """One TTS model's folder. Names of files are relative to it and come from `names`, never from metadata."""
+    """One TTS model's folder. Names of files are relative to it, and come from `names`, never from metadata."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class ModelFolder:
         return value
 
     def read(self, name: str, *, limit_bytes: int = LIMIT_BYTES) -> bytes | None:
-        """Return what a file holds, None if there is no such file. Raises `MetadataError`."""
+        """Return the content of a file, None if there is no such file. Raises `MetadataError`."""
         content = self.read_start(name, limit_bytes + 1)
         if content is not None and len(content) > limit_bytes:
             raise MetadataError(
@@ -71,7 +71,7 @@ class ModelFolder:
             place = self._inside(name)
             if place is None:
                 return None
-            # A pipe would wait for its writer; the file may have become one since it was looked at.
+            # A pipe would wait for its writer; the file may have become one since it was checked.
             number = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(number, "rb") as file:  # noqa: PTH123 - an open file, not a path
                 if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -100,7 +100,7 @@ class ModelFolder:
         return None
 
     def _inside(self, name: str) -> Path | None:
-        """Where a name leads; None if nowhere. Raises `MetadataError` if it leads out or is neither file nor folder."""
+        """Resolve a name; None if nothing is there. Raises `MetadataError` if it leads out, or to no file or folder."""
         try:
             place = (self.path / name).resolve(strict=True)
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class ModelFolder:
 
 
 def unreadable(name: str, error: OSError) -> MetadataError:
-    """Say why the operating system would not let a file or folder be read."""
+    """Return the error for a file or folder that cannot be read."""
     if error.errno in {errno.EACCES, errno.EPERM}:
         return MetadataError(f"{shown(name)} may not be read by the user who runs the server: change who may read it")
     return MetadataError(f"{shown(name)} cannot be read ({error.strerror or 'input/output error'})")

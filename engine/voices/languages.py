@@ -4,7 +4,7 @@ import re
 
 import pycountry
 
-# What the standard calls otherwise than people do.
+# Languages with another name in the standard than in common use.
 _NAMES = {"el": "Greek", "ht": "Haitian Creole"}
 # Individual languages that go by the two letters of their macrolanguage. Source: SIL's table of macrolanguage mappings.
 _MEMBERS = """
@@ -21,7 +21,7 @@ ETHIOPIAN = ("am", "so", "ti", "om")
 
 
 def language_code(text: object) -> str | None:
-    """Return the code of `amh`, `am`, `am_ET` or `AM-Ethi`; None for what is no code of a language.
+    """Return the code for `amh`, `am`, `am_ET` or `AM-Ethi`; None for what is not the code of a language.
 
     That a code of three letters exists is not checked: there are 8000, and speech models for a thousand of them.
     """
@@ -35,7 +35,7 @@ def language_code(text: object) -> str | None:
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language; of those without a code of two letters, the code."""
+    """Return the English name of a language; for those without a code of two letters, the code."""
     found = pycountry.languages.get(alpha_2=code)
     return code if found is None else _NAMES.get(code) or str(found.name.partition(" (")[0])
 

@@ -1,4 +1,4 @@
-"""Numbers as words, for voices that know letters only: English by num2words, four languages by tables of our own.
+"""Numbers as words, for voices that know letters only: English by num2words, four languages by our own tables.
 
 Other languages keep their digits: the runtimes that speak those read them themselves.
 """
@@ -11,17 +11,17 @@ from functools import partial
 
 from num2words import num2words
 
-# Above it the scale words of these languages are too little agreed upon: the digits are read instead.
+# Above it the words for scales are not settled in these languages: the digits are read instead.
 LARGEST = 999_999_999_999
 
-# A sign belongs to a number only where no word or number stands before it: not in 2026-05-12.
+# A sign belongs to a number only if no word or number is before it: not in 2026-05-12.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![^\s(\[])[-\u2212])?(?P<whole>\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.(?P<decimals>\d+))?"
     r"(?:(?P<percent>\s?%)|(?P<ending>[^\W\d_]+))?"
 )
 _BETWEEN_HOURS_AND_MINUTES = re.compile(r"(?<=\d):(?=\d)")
 _NUMERAL = re.compile("[፩-፼]+")
-_MOST_SIGNS = 12  # more than any number in use has; what is longer is read sign by sign
+_MOST_SIGNS = 12  # more than any number in use has; longer ones are read sign by sign
 _HUNDRED, _MYRIAD = 100, 10_000
 
 
@@ -30,7 +30,7 @@ class Numbers:
     """How one language says its numbers.
 
     `cardinal` says 0 to `LARGEST`, `ordinal` 1 to `LARGEST`, which is written with one of `ordinal_endings`.
-    `percent` holds the place of the number as `{}`.
+    `percent` has `{}` for the number.
     """
 
     cardinal: Callable[[int], str]
@@ -84,7 +84,7 @@ def _digits(found: re.Match[str]) -> str:
 
 
 def _value(numeral: str) -> int:
-    """The signs for 100 and 10,000 multiply what stands before them, or count as one of themselves.
+    """Return the value: the signs for 100 and 10,000 multiply what is before them, or count once alone.
 
     Source: W3C, CSS Counter Styles Level 3, 7.2.1 "ethiopic-numeric".
     """
@@ -103,7 +103,7 @@ def _value(numeral: str) -> int:
 
 
 def _split(number: int, scales: Sequence[tuple[int, str]]) -> tuple[list[tuple[int, str]], int]:
-    """How often each scale is in a number, the largest first, and what is left."""
+    """Return how often each scale is in a number, the largest first, and the rest."""
     counts = []
     for value, name in scales:
         count, number = divmod(number, value)
@@ -141,7 +141,7 @@ def _amharic(number: int) -> str:
     return " ".join(words) or "ዜሮ"
 
 
-# What is counted stands before its number: dhibba lama, 200.
+# What is counted comes before its number: dhibba lama, 200.
 # Sources: Wikibooks, "Afaan Oromo", chapter 1 (composition, fi, ordinals); languagesandnumbers.com, "Counting in Oromo"
 # (tens before units end in -ii); the package ethio_numbers (names of the larger scales).
 _OM_ONES = ("", "tokko", "lama", "sadii", "afur", "shan", "ja'a", "torba", "saddeet", "sagal")
@@ -171,7 +171,7 @@ def _oromo(number: int) -> str:
     return " fi ".join(filter(None, [above, below])) or "zeeroo"
 
 
-# Units stand before tens, as in the north: kow iyo labaatan, 21.
+# Units come before tens, as in the north: kow iyo labaatan, 21.
 # Sources: M. D. Abdullahi and others at hooyo.web, "Somali course", chapter 31 (composition up to thousands); Omniglot,
 # "Numbers in Somali" (words, ordinals); learnsomali.com, "Somali numbers and counting" (zero, larger scales).
 _SO_ONES = ("", "kow", "laba", "saddex", "afar", "shan", "lix", "toddoba", "siddeed", "sagaal")
@@ -199,7 +199,7 @@ _TI_ORDINALS = ("", "ቀዳማይ", "ካልኣይ", "ሳልሳይ", "ራብዓ�
 
 
 def _tigrinya_parts(number: int) -> list[str]:
-    """The parts of a number below a thousand that -ን may be put behind."""
+    """The parts of a number below a thousand that may take -ን."""
     hundreds, rest = divmod(number, 100)
     parts = [f"{_TI_ONES[hundreds]} {_TI_HUNDRED_JOINED}"] if hundreds else []
     if rest > 19:
@@ -214,7 +214,7 @@ def _tigrinya(number: int) -> str:
     parts: list[str] = []
     for count, name in counts:
         multiplier = _tigrinya_parts(count)
-        # One part and its scale make one part together; of several, the scale becomes a part of its own.
+        # One part and its scale are one part together; after several parts, the scale is a part of its own.
         parts += [f"{multiplier[0]} {name}"] if len(multiplier) == 1 else [*multiplier, name]
     parts += _tigrinya_parts(rest)
     if len(parts) <= 1:

@@ -1,4 +1,4 @@
-"""What people say of a model's voices: voices.yaml in its folder, or `service_voices:` in the model card, README.md."""
+"""What people write about a model's voices: voices.yaml in its folder, or `service_voices:` in its card, README.md."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from engine.voices.types import Gender
 
 FILE, CARD = "voices.yaml", "README.md"
 SECTION = "service_voices"
-# Longer than a thousand voices need. The reader takes a second for as much of the worst YAML.
+# More than a thousand voices need. The reader takes a second for so much of the worst YAML.
 LIMIT_BYTES = 128 << 10
 _CARD_BYTES = 64 << 10
 _LISTED_PROBLEMS = 20
@@ -56,7 +56,7 @@ Language = Annotated[str, Field(max_length=64), AfterValidator(_language)]
 
 class VoiceEntry(Spec):
     speaker: Annotated[Any, BeforeValidator(_speaker)] = None
-    """Which voice of the model it is: its number or name there. null in a model of one voice."""
+    """Number or name of the voice in the model. null in a model of one voice."""
     id: Annotated[str, matching(f"^{ID.pattern}$", 64, _ID_MEANS)] | None = None
     name: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_line)] | None = None
     gender: Gender | None = None
@@ -64,11 +64,11 @@ class VoiceEntry(Spec):
     description: Line | None = None
     licence: Line | None = None
     consent: Line | None = None
-    """Who allowed the voice to be used, and where that is written down."""
+    """Who allowed the use of the voice, and where that is documented."""
 
 
 class OverlaySpec(Spec):
-    """What is said of all voices of a model, and of single ones. Where `voices` is there, it is the list of them."""
+    """What is written about all voices of a model, and about single ones. `voices`, if given, lists all of them."""
 
     language: Language | None = None
     licence: Line | None = None
@@ -80,18 +80,18 @@ class OverlaySpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What people say. `problems`: entries that were left out for a mistake. The card's other keys are the model's."""
+    """What people wrote. `problems`: entries that are left out for a mistake. Other keys of a card are the model's."""
 
     spec: OverlaySpec
     file: str
-    """Where it is said, or could be."""
+    """The file that has it, or could have it."""
     problems: tuple[str, ...]
     card_language: str | None
     card_licence: str | None
 
 
 def read_overlay(folder: ModelFolder) -> Overlay:
-    """Read both files; voices.yaml wins. Raises `MetadataError` where it cannot be told which voices are meant."""
+    """Read both files; voices.yaml wins. Raises `MetadataError` if it is unclear which voices are meant."""
     written = _read_voices(folder)
     card, problems = _read_card(folder, needed=written is None)
     said = card.root or {}
@@ -130,7 +130,7 @@ def _read_card(folder: ModelFolder, *, needed: bool) -> tuple[Document, tuple[st
     found = _FRONT_MATTER.match(text)
     if found is None:
         return Document(), ()
-    # The line of the fence is kept, so that lines are counted as the reader sees them.
+    # The line of the fence is kept, so that line numbers are those of the file.
     document = parse_document("\n" + found[1], "is empty", "is no mapping")
     if not document.problems:
         return document, ()

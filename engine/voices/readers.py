@@ -1,6 +1,6 @@
-"""What each family of TTS models says about its voices. Only metadata are read, by `ModelFolder`; no model is loaded.
+"""What each family of TTS models says about its voices. `ModelFolder` reads only metadata; no model is loaded.
 
-A family is a row of `FAMILIES`, and a file of its name in engine/backends/tts that has it speak.
+A family is a row of `FAMILIES`, and a file with its name in engine/backends/tts, which speaks.
 """
 
 import importlib.util
@@ -21,9 +21,9 @@ _SAFE, _PICKLES = ".safetensors", (".pt", ".pth", ".bin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """One voice as its model describes it; None is what the model does not say.
+    """One voice as its model describes it; None: the model does not say.
 
-    `slug` makes ids of the voice: small letters, digits and hyphens, another for every speaker. `label` is the name
+    `slug` makes the voice's id: small letters, digits and hyphens, different for every speaker. `label` is the name
     that voices.yaml may use for it. `problem`: why it cannot speak.
     """
 
@@ -46,17 +46,17 @@ class ModelFacts:
     problem: str | None = None
     notes: tuple[str, ...] = ()
     instructed: Callable[[str, str | None], Speaker | None] | None = None
-    """Of a model that makes a voice of any instruction: what a `speaker` of voices.yaml stands for in a language; None
-    if nothing."""
+    """For a model that makes voices from instructions: returns the voice of a `speaker` in voices.yaml and a language;
+    None if there is none."""
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package could be imported; it is not."""
+    """Whether a package could be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
 def _slug(text: str) -> str:
-    """Make an id of a name: `en_US-amy` becomes `en-us-amy`; empty if nothing of it can be kept."""
+    """Make an id of a name: `en_US-amy` becomes `en-us-amy`; empty if no character is usable."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in text.lower())
     return "-".join(kept.split())
 
@@ -94,7 +94,7 @@ def _read_kokoro(folder: ModelFolder) -> ModelFacts | None:
     if "voices" not in names or not _is_kokoro(folder, names):
         return None
     files = folder.names("voices")
-    # Sorted, so that of one voice in two formats the safe one stays.
+    # Sorted, so that for a voice in two formats the safe one stays.
     known = [found for name in files if (found := _KOKORO_FILE.fullmatch(name))]
     voices = {found["stem"]: found["ending"] for found in sorted(known, key=lambda one: one["ending"] == _SAFE)}
     odd = [name for name in files if name.endswith((_SAFE, ".pt", ".bin")) and not _KOKORO_FILE.fullmatch(name)]
@@ -183,12 +183,12 @@ def _mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _piper_speakers(stem: str, config: dict[str, Any], count: int) -> tuple[Speaker, ...]:
-    # The phonemes of a language that eSpeak lacks may be another's, so eSpeak's is asked last.
+    # The phonemes of a language that eSpeak lacks may be another language's, so eSpeak's code comes last.
     language = _mapping(config, "language")
     said = (language.get("code"), language.get("family"), _mapping(config, "espeak").get("voice"))
     code = next((code for text in said if (code := language_code(text))), None)
     if count <= 1:
-        # `en_US-amy-medium`: what stands between language and quality is the voice's name.
+        # `en_US-amy-medium`: the voice's name is between language and quality.
         parts = stem.split("-")
         name = parts[1].replace("_", " ").title() if len(parts) == 3 else None
         return (Speaker(speaker=None, slug=_slug(f"piper {stem}"), name=name, language=code),)
@@ -288,12 +288,12 @@ def _omnivoice_speaker(instruction: str, language: str | None) -> Speaker | None
     return Speaker(speaker=f"{of}{', '.join(attributes)}", slug=slug, gender=gender, language=language)
 
 
-# eSpeak NG: config.json says the language, and each file of voices/ is a voice in eSpeak NG's own form. Its own parser,
-# in C, never sees a file of a model folder, only lines that were checked here: known keys, numbers within bounds.
+# eSpeak NG: config.json has the language, and each file in voices/ is a voice in eSpeak NG's format. Its parser, in C,
+# never gets a file of a model folder, only lines that were checked here: known keys, numbers within bounds.
 # Source of the keys: docs/voices.md of eSpeak NG 1.52.
 _ESPEAK_TYPE, _ESPEAK_RATE = "espeak-ng", 22_050
 VOICE_FILE_BYTES = 4096
-# Of each key: how few and how many numbers stand behind it, the lowest and the highest.
+# For each key: the fewest and the most numbers after it, and the lowest and the highest number.
 _ESPEAK_NUMBERS = {
     "pitch": (2, 2, 30, 500),
     "formant": (2, 5, -500, 500),
@@ -343,7 +343,7 @@ class VoiceFile:
 
 
 def read_voice_file(text: str) -> VoiceFile:
-    """Read a voice file; `//` begins a comment, the model says the language. Raises `MetadataError` with the line."""
+    """Read a voice file; `//` begins a comment. Raises `MetadataError` with the line."""
     said: dict[str, str] = {}
     sound: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -377,15 +377,15 @@ def _espeak_numbers(key: str, value: str, line: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of models. It speaks with the packages `runtimes`, which people install by `install`."""
+    """A family of models. It speaks with the packages `runtimes`; `install` is the command that installs them."""
 
     name: str
     wanted: str
-    """What its folders hold, for people."""
+    """What its folders have, for people."""
     runtimes: tuple[str, ...]
     install: str
     read: Callable[[ModelFolder], ModelFacts | None]
-    """What a model says, None if it is of another family. Raises `MetadataError`."""
+    """Returns what a model says, None if it is of another family. Raises `MetadataError`."""
     quality: Quality = "neural"
 
     @property

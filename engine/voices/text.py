@@ -1,6 +1,6 @@
-"""What a text is made into before a voice speaks it: sentences, with numbers and signs in words.
+"""Prepares a text for a voice: sentences, with numbers and signs in words.
 
-Letters are the voice's. The words of signs are in signs.yaml, those of numbers in numbers.py.
+The voice reads letters. The words for signs are in signs.yaml, those for numbers in numbers.py.
 """
 
 import re
@@ -17,14 +17,14 @@ from num2words import num2words
 
 from engine.voices.numbers import spell_numbers, spell_numerals
 
-# About as much as a voice says in one breath; the first piece is shorter, because a listener waits for it.
+# About one breath; the first piece is shorter, because a listener waits for it.
 _LONGEST_CHARACTERS = 200
 _LONGEST_FIRST_CHARACTERS = 100
 _PARAGRAPH_PAUSE_SECONDS = 0.5
 _SENTENCE_PAUSE_SECONDS = 0.3
 _CLAUSE_PAUSE_SECONDS = 0.15
 
-# Typed for ። on keyboards that lack it; the single ፡ stands between words.
+# Typed for ። on keyboards that lack it; a single ፡ separates words.
 _TWO_WORDSPACES = re.compile("፡፡|::")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
 _SHAPES = frozenset({"<font>", "<wide>", "<narrow>", "<circle>", "<compat>", "<square>"})
@@ -48,7 +48,7 @@ _ABBREVIATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is spoken in one go. `pause_seconds`: the silence after it, at the voice's own speed."""
+    """A part of a text that is spoken at once. `pause_seconds`: the silence after it, at the voice's own speed."""
 
     text: str
     pause_seconds: float
@@ -57,8 +57,8 @@ class Piece:
 def speakable(text: str, language: str) -> Iterator[Piece]:
     """Yield the pieces in which `text` is spoken in a language (ISO 639-1); none if it is blank.
 
-    A piece is a sentence, or a part of at most about 200 characters of a long one. Each is made when it is asked for:
-    the first of a page does not wait for the others.
+    A piece is a sentence, or a part of at most about 200 characters of a long one. Each is made when it is needed: the
+    first of a page does not wait for the others.
     """
     text = _CONTROLS.sub(" ", "".join(map(_plain, unicodedata.normalize("NFC", text))))
     text = _TWO_WORDSPACES.sub("።", text).replace("፡", " ")
@@ -76,7 +76,7 @@ def speakable(text: str, language: str) -> Iterator[Piece]:
 
 
 def _plain(character: str) -> str:
-    """Return a letter or number in another shape (wide, bold, a ligature, in a circle) as those that it stands for."""
+    """Return a letter or number in another shape (wide, bold, a ligature, in a circle) as plain characters."""
     if character.isascii() or unicodedata.category(character)[0] not in "LN":
         return character
     shape = unicodedata.decomposition(character).partition(" ")[0]
@@ -92,7 +92,7 @@ def _pieces_of(sentence: str, *, first: bool) -> list[Piece]:
 
 
 def _sentences_in(line: str) -> list[str]:
-    """Return the sentences of a line, without blanks around them; none is empty."""
+    """Return the sentences of a line, stripped; none is empty."""
     cuts = [found.end() for found in _END.finditer(line) if _ends(line, found)]
     return [sentence for start, end in pairwise([0, *cuts, len(line)]) if (sentence := line[start:end].strip())]
 
@@ -108,7 +108,7 @@ def _parts_of(sentence: str, longest: int) -> list[str]:
 
 
 def _ends(line: str, mark: re.Match[str]) -> bool:
-    """Whether a sentence ends there: a full stop may belong to an abbreviation."""
+    """Whether a sentence ends at a mark: a full stop may belong to an abbreviation."""
     if not mark[0].startswith((".", "\u2026")):
         return True
     if line[mark.end() :].lstrip()[:1].islower():
@@ -118,7 +118,7 @@ def _ends(line: str, mark: re.Match[str]) -> bool:
 
 
 def _cut(sentence: str, longest: int) -> int:
-    """Where a break is, but not too near the beginning; else between words; else right there."""
+    """Return where to cut: at a break that is not too near the beginning, else between words, else at `longest`."""
     breaks = [found.end() for found in _BREAK.finditer(sentence, 0, longest)]
     if breaks and breaks[-1] > longest // 4:
         return breaks[-1]
@@ -126,11 +126,11 @@ def _cut(sentence: str, longest: int) -> int:
     return space if space > 0 else longest
 
 
-# What stands for words in writing: dates, times, money, units, abbreviations, signs. Their numbers stay figures, which
-# `spell_numbers` says afterwards. Languages that are not in signs.yaml stay as they are.
+# Signs for words: dates, times, money, units, abbreviations. Their numbers stay figures, which `spell_numbers` says
+# later. Texts in languages that are not in signs.yaml stay unchanged.
 _MAYBE_MINUS = r"(?:(?<![^\s(\[])[-\u2212])?"  # no hyphen within a word
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)"
-# Ethiopic prepositions stand right before a number: በ12.
+# Ethiopic prepositions are joined to a number: በ12.
 _NOT_IN_A_NUMBER = r"(?<![A-Za-z0-9_.,:/-])"
 _ISO_DATE = re.compile(_NOT_IN_A_NUMBER + r"(?P<y>\d{4})-(?P<m>\d{1,2})-(?P<d>\d{1,2})(?![\w-])(?!\.\d)")
 # The day comes first, as everywhere in these countries.
@@ -149,7 +149,7 @@ _Step: TypeAlias = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
 
 def spell_signs(text: str, language: str) -> str:
-    """Return `text` with its dates, times, money, units, abbreviations and signs in words of a language (ISO 639-1)."""
+    """Return `text` with dates, times, money, units, abbreviations and signs in words of a language (ISO 639-1)."""
     for pattern, said in _steps(language):
         text = pattern.sub(said, text)
     return text
@@ -163,7 +163,7 @@ def _words() -> dict[str, dict[str, Any]]:
 
 @cache
 def _steps(language: str) -> tuple[_Step, ...]:
-    """The patterns of a language, each with what it becomes; applied one after the other."""
+    """The patterns of a language, each with its replacement; applied one after the other."""
     words = _words().get(language)
     if words is None:
         return ()
@@ -252,11 +252,11 @@ def _amount(number: str, unit: str | list[str], words: dict[str, Any]) -> str:
 def _abbreviations(
     known: dict[str, str], prefixes: Iterable[str], *, ends: bool, then: str = r"(?![\w/])"
 ) -> list[_Step]:
-    """The full stop of one that `ends` a sentence stays where a new one begins, or nothing follows."""
+    """Steps for abbreviations. One that may end a sentence (`ends`) keeps its full stop before a new one or the end."""
     if not known:
         return []
     names = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
-    # A dotted one may have its last dot or not: ዓ.ም and ዓ.ም.
+    # The last dot of a dotted one is optional: ዓ.ም and ዓ.ም.
     before = "|".join(prefixes)
     pattern = re.compile(rf"(?<![\w/.])(?P<before>{before})?(?P<name>{names})(?P<rest>\.?){then}")
 

@@ -1,4 +1,4 @@
-"""A voice, what is wrong with one that is hidden, and a text to be spoken: plain frozen data."""
+"""A voice, why one is hidden, and a text to be spoken: plain frozen data."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Voice:
     """One voice of one TTS model. Every text in it is printable.
 
     `language` is the ISO 639-1 code, or the ISO 639-3 code of a language that has no shorter one. `model` is the name
-    of the model's folder. `speaker` is how the family's runtime picks the voice: a number, the name of a voice's file
+    of the model's folder. `speaker` is how the family's runtime chooses the voice: a number, the name of a voice's file
     without its ending, or None in a model of one voice. `available`: what runs the family is installed and
-    the weights are there, in a format that has no code. `quality`: how the sound is made; demos are tones.
+    the weights are there, in a format without code. `quality`: how the sound is made; demos are tones.
     """
 
     id: str
@@ -53,7 +53,7 @@ class VoiceWarning:
     message: str
 
     def __post_init__(self) -> None:
-        # Names and texts from model folders are in here, and they go to terminals and logs.
+        # It has names and texts from model folders, and goes to terminals and logs.
         object.__setattr__(self, "model", shown(self.model))
         object.__setattr__(self, "voice", None if self.voice is None else shown(self.voice))
         object.__setattr__(self, "message", shown(self.message, _SHOWN_CHARACTERS))
@@ -63,7 +63,7 @@ class VoiceWarning:
 class SpeechRequest:
     """A text to be spoken, already checked field by field.
 
-    `voice` is a voice's id or an alias of one. `speed` 1 is the voice's own. The same `seed` gives the same sound.
+    `voice` is an id or alias. `speed` 1 is the voice's own. The same `seed` gives the same sound.
     `owner` and `queue_share` as in `ChatRequest`; `before_turn` is awaited before it waits for a turn, and
     what it raises refuses the request.
     """
@@ -83,7 +83,7 @@ class SpeechRequest:
 class SpeechJob(msgspec.Struct, frozen=True):
     """A text to be spoken as the worker gets it. `folder` to `language` are the voice's; owners take turns.
 
-    `max_seconds`: of the worker's time for this text; it fails when it takes longer.
+    It fails after `max_seconds` of the worker's time.
     """
 
     folder: str

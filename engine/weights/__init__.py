@@ -1,5 +1,5 @@
-"""Model folders that are not the demo's: downloaded or carried here, verified, known again later, safe to load.
+"""Model folders beside the demos: downloaded or carried here, verified, listed, safe to load.
 
-Nothing here loads a model, and nothing at run time asks a hub. `huggingface_hub` is imported when something is
+Nothing here loads a model, and nothing asks a hub at run time. `huggingface_hub` is imported when something is
 downloaded.
 """

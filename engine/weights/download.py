@@ -1,8 +1,8 @@
-"""Downloads a model from a hub into its folder below the weights directory, and says before whether there is room.
+"""Downloads a model from a hub into its folder below the weights directory, after checking that there is room.
 
-`.partial/<name>` below the weights directory is where a model is put together, by one process at a time: `parts/` has
-files on their way, `model/` only whole ones whose hash was right, `listing.json` what is being fetched. The model's
-folder appears by one rename at the end, so what is half there is never loaded.
+A model is put together in `.partial/<name>` below the weights directory, by one process at a time: `parts/` has
+unfinished files, `model/` only whole ones whose hash was right, `listing.json` what is being fetched. The model's
+folder appears by one rename at the end, so an unfinished model is never loaded.
 """
 
 import fcntl
@@ -33,10 +33,10 @@ from engine.weights import manifest, safety
 T = TypeVar("T")
 
 FOLDER = ".partial"
-# Some stores answer a plain request for more than 50 GB with an error, and a slice of the same file gladly.
+# Some stores answer a plain request for more than 50 GB with an error, but serve slices of the same file.
 _SLICE_BYTES = 8 * 2**30
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-# So many attempts in a row may bring nothing; each byte that arrives starts the count again.
+# So many attempts in a row may bring nothing; each byte that arrives resets the count.
 _ATTEMPTS = 6
 _FIRST_ATTEMPTS = 3  # at the list of files, where there is no network
 _PAUSE_GROWS_TO = 30  # times the first one
@@ -78,16 +78,16 @@ _OTHER_STATUS = "{address}: the hub answered with status {status}, which Hearth 
 
 
 class UnreachableError(WeightsError):
-    """The hub cannot be reached, so nothing else can be had from it either."""
+    """The hub cannot be reached, so nothing else can be fetched from it either."""
 
 
 class _StoppedError(WeightsError):
-    """The operator asked for an end. What was fetched so far is kept."""
+    """The operator stopped it. What was fetched so far is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`revision` None is that of the folder's manifest, or of an unfinished pull, or else the newest of main."""
+    """What to fetch. `revision` None: the manifest's, or an unfinished pull's, else the newest of main."""
 
     repository: str
     folder: str
@@ -103,7 +103,7 @@ class Wanted:
 
 
 class Part:
-    """A file on its way: whatever is written to it is hashed and reported. `done` counts the bytes so far."""
+    """An unfinished file: what is written to it is hashed and reported. `done` counts the bytes so far."""
 
     def __init__(self, stream: BufferedRandom, file: manifest.ModelFile, report: manifest.Report) -> None:
         self.file, self.done = file, stream.seek(0, os.SEEK_END)
@@ -133,9 +133,9 @@ class Part:
 
 
 class Pull:
-    """One model on its way into its folder. Made by `locked`; what is fetched is known from `begin` on.
+    """One model that is being fetched. Made by `locked`; its files are known after `begin`.
 
-    `OSError` passes through all but `run`: the caller knows which disk it speaks of.
+    `OSError` passes through all but `run`: the caller knows which disk it is about.
     """
 
     listing: manifest.Listing
@@ -151,17 +151,17 @@ class Pull:
         self._record = self.root / "listing.json"
         self.convert = False
         self.stop = Event()
-        """Set when the work is to end: Ctrl-C, or another file cannot be had."""
+        """Set when the work has to end: by Ctrl-C, or because another file cannot be fetched."""
 
     def recorded(self) -> manifest.Listing | None:
-        """Return what an earlier process was fetching."""
+        """Return the listing of an earlier process."""
         try:
             return manifest.Listing.model_validate_json(self._record.read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
 
     def begin(self, listing: manifest.Listing, fetch: Callable[[Part], None]) -> None:
-        """From now on this is what is fetched: other files are dropped. `fetch` writes what a part lacks."""
+        """Set what is fetched; other files are dropped. `fetch` writes what a part lacks."""
         before = self.recorded()
         self.keep_only(set(listing.files) & set(before.files) if before else ())
         self.model.mkdir(parents=True, exist_ok=True)
@@ -180,11 +180,11 @@ class Pull:
         choose = safety.convertible if self.convert else safety.chosen
         self.files = tuple(by_path[path] for path in choose(by_path, self.model))
         self.keep_only(self.files)
-        # What an older folder of the model has is taken over, without a second copy.
+        # Files of an older folder of the model are reused, without a second copy.
         for file in self.files if safety.is_there(self.target) else ():
             if manifest.size_problem(self.model, file) and not manifest.problem_of(self.target, file, report):
                 self._place(file).unlink(missing_ok=True)
-                with suppress(OSError):  # a file system without links: it is fetched
+                with suppress(OSError):  # a file system without links: then it is fetched
                     self._place(file).hardlink_to(self.target / file.path)
 
     def keep_only(self, files: Iterable[manifest.ModelFile]) -> None:
@@ -219,9 +219,9 @@ class Pull:
                 raise _StoppedError(f"Stopped. {_RESUMES}")
             report(path, done, size)
 
-        # The largest last would have one connection work alone at the end.
+        # Largest first: else one connection would work alone at the end.
         files = sorted(self.files, key=lambda file: -file.size_bytes)
-        with ThreadPoolExecutor(4) as threads:  # one connection rarely fills a line
+        with ThreadPoolExecutor(4) as threads:  # one connection rarely uses all of the bandwidth
             fetches = [threads.submit(self._complete, file, watched) for file in files]
             try:
                 ended, _ = wait(fetches, return_when=FIRST_EXCEPTION)
@@ -234,13 +234,13 @@ class Pull:
             raise error
 
     def _complete(self, file: manifest.ModelFile, report: manifest.Report) -> None:
-        """Have the file whole in `model/`, going on with what is there. Raises `WeightsError`."""
+        """Have the file whole in `model/`, continuing what is there. Raises `WeightsError`."""
         if not manifest.size_problem(self.model, file):
             report(file.path, file.size_bytes, file.size_bytes)
             return
         path = self.parts / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What an earlier process left may be damaged, by a power cut: then the file is fetched once more from zero.
+        # A power cut may have damaged an earlier process's part: then the file is fetched again from zero.
         for _ in range(2):
             with path.open("ab+") as stream:
                 part = Part(stream, file, report)
@@ -260,7 +260,7 @@ class Pull:
         self.keep_only(self.files)
         files = []
         for file in self.files:
-            with (self.model / file.path).open("rb") as stream:  # of small ones the hub gives Git's hash only
+            with (self.model / file.path).open("rb") as stream:  # for small files the hub gives only Git's hash
                 sha256 = file.sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
             files.append(file.model_copy(update={"sha256": sha256, "git_sha1": None}))
         made = manifest.Manifest(**self.listing.origin(), files=tuple(files))
@@ -306,11 +306,11 @@ def locked(weights_dir: Path, name: str) -> Iterator[Pull]:
 
 
 def _tidy(pull: Pull) -> None:
-    """Nothing stays of a pull that came to its end, nor of one that never had a list of files."""
+    """Remove what is left of a pull that is finished, or that never had a list of files."""
     if any(not path.is_dir() for place in (pull.model, pull.parts) for path in place.rglob("*")):
         return
     shutil.rmtree(pull.root, ignore_errors=True)
-    with suppress(OSError):  # there are others
+    with suppress(OSError):  # other pulls use it
         pull.root.parent.rmdir()
 
 
@@ -325,7 +325,7 @@ def _is_still(number: int, path: Path) -> bool:
 def prepared(weights_dir: Path, wanted: Wanted, report: manifest.Report) -> Iterator[Pull | manifest.Manifest]:
     """Find out what is to be fetched; a `Manifest` if nothing is. Raises `WeightsError` or `LoadError`.
 
-    Configurations are fetched here already, so that a model that brings code is refused before its weights are.
+    Configurations are fetched here already, so that a model with code is refused before its weights are fetched.
     """
     there = _there(weights_dir, wanted)
     is_fine = there is not None and not wanted.again and manifest.is_complete(weights_dir / wanted.folder)
@@ -352,12 +352,12 @@ def prepared(weights_dir: Path, wanted: Wanted, report: manifest.Report) -> Iter
 
 
 def check_room(weights_dir: Path, pulls: Iterable[Pull]) -> None:
-    """Raise `WeightsError`, with the numbers, if the disk has no room for all of these together."""
+    """Raise `WeightsError`, with the numbers, if the disk has no room for all of these."""
     needed = {pull.name: pull.missing_bytes for pull in pulls}
     if not any(needed.values()):
         return
     free = shutil.disk_usage(weights_dir).free
-    lacking = sum(needed.values()) + 64 * 2**20 - free  # some room is left over
+    lacking = sum(needed.values()) + 64 * 2**20 - free  # some room stays free
     if lacking > 0:
         listed = ", ".join(f"{folder} {_gib(size)}" for folder, size in needed.items())
         raise WeightsError(
@@ -372,7 +372,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def _there(weights_dir: Path, wanted: Wanted) -> manifest.Manifest | None:
-    """Return what is in the folder's place, if it may be touched. Raises `WeightsError` if it may not."""
+    """Return the manifest of the folder there, if any. Raises `WeightsError` for a folder that must not be changed."""
     folder = weights_dir / safety.check_folder_name(wanted.folder)
     if not safety.is_there(folder):
         return None
@@ -392,12 +392,12 @@ def _there(weights_dir: Path, wanted: Wanted) -> manifest.Manifest | None:
 
 
 def converted(folder: Path, files: tuple[manifest.ModelFile, ...]) -> tuple[manifest.ModelFile, ...]:
-    """Make safetensors of the pickles among `files`; return what is there then. Raises `WeightsError`, `OSError`.
+    """Make safetensors of the pickles among `files`; return the files after that. Raises `WeightsError`, `OSError`.
 
-    A process of its own does that, with which nothing is lost; it installs nothing.
+    It runs in a process of its own, which may be killed.
     """
     pickles = [file.path for file in files if file.path.endswith(_PICKLED)]
-    # -I: no module from elsewhere; -B: not even compiled code is written beside the packages.
+    # -I: no modules from elsewhere; -B: no bytecode is written beside the packages.
     command = [sys.executable, "-I", "-B", "-m", _UNPICKLE, str(folder)]
     with tempfile.TemporaryDirectory() as home:
         environment = {"PATH": os.environ.get("PATH", ""), "HOME": home, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -431,15 +431,15 @@ def _as_safetensors(name: str) -> str:
 
 
 class _Hub:
-    """One repository, over huggingface_hub: it knows addresses, token (HF_TOKEN or `hf auth login`) and proxies.
+    """One repository, through huggingface_hub, which knows addresses, token (HF_TOKEN or `hf auth login`) and proxies.
 
-    The bytes are read here. Its own `http_get` goes on at a byte, too, but writes in pieces of 10 MiB, so that a slow
-    line loses minutes at each cut; sleeps as long as a hub asks for, days if need be, deaf to Ctrl-C; and takes no
-    slices of a file.
+    The bytes are read here. Its own `http_get` also resumes at a byte, but writes in pieces of 10 MiB, so that a slow
+    line loses minutes at each cut; sleeps as long as a hub asks for, even days, without regard to Ctrl-C; and cannot
+    fetch slices of a file.
     """
 
     def __init__(self, wanted: Wanted, stop: Event) -> None:
-        # Read at import: nothing else is sent to the hub than what the fetch needs.
+        # Read at import: nothing is sent to the hub but what the fetch needs.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         from huggingface_hub import HfApi
 
@@ -500,15 +500,15 @@ class _Hub:
                 raise _wrong_size(part.file, total)
             if start not in {0, part.done}:
                 raise HfHubHTTPError("another range", response=response)
-            if start != part.done:  # it knows nothing of ranges
+            if start != part.done:  # the server ignores ranges
                 part.restart()
-            for chunk in response.iter_bytes():  # as it came: a size would hold back what a cut then takes
+            for chunk in response.iter_bytes():  # in the pieces that arrive: buffering would lose more at a cut
                 part.write(chunk)
         if part.done < end:
             raise RemoteProtocolError("the answer ended early")
 
     def _patiently(self, ask: Callable[[], T], part: Part | None = None) -> T:
-        """Ask until there is an answer, or until it is no use any more. Raises `WeightsError`."""
+        """Ask until there is an answer, or no hope for one. Raises `WeightsError`."""
         from httpx2 import TransportError
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -536,7 +536,7 @@ class _Hub:
 
 
 def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[manifest.ModelFile, ...]:
-    """Check every name before anything is fetched: a list with tricks in it is not to be trusted at all."""
+    """Check every name before anything is fetched: one bad name refuses the whole list."""
     for sibling in siblings:
         if not isinstance(sibling.rfilename, str) or not safety.is_plain(sibling.rfilename):
             raise WeightsError(
@@ -556,13 +556,13 @@ def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[manifest.
             files[path] = manifest.ModelFile(path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=git_sha1)
         except ValueError as error:
             raise WeightsError(
-                f"{address} does not say size and hash of {shown(path)}, so it cannot be checked.  Use a hub that does."
+                f"{address} does not say size and hash of {shown(path)}, so it cannot be checked. Use a hub that does."
             ) from error
     return tuple(files.values())
 
 
 def _range(response: Any) -> tuple[int, str]:
-    """Where in the file an answer begins, and how large the file is there; "*" if it does not say."""
+    """Return where in the file an answer begins, and the file's size there; "*" if it is not given."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if response.status_code == 206:
@@ -583,7 +583,7 @@ def _wrong_size(file: manifest.ModelFile, found: str) -> WeightsError:
 
 
 def _refused(address: str, status: int, headers: Mapping[str, str]) -> WeightsError:
-    """Say why `address`, a repository's page, was answered with this status."""
+    """Return the error for an answer with this status; `address` is the repository's page."""
     meaning = _BY_CODE.get(headers.get("x-error-code", "")) or _BY_STATUS.get(status, _OTHER_STATUS)
     if status == 401 and headers.get("x-error-message", "").startswith("Invalid credentials"):
         meaning = _REFUSED_LOGIN
@@ -593,7 +593,7 @@ def _refused(address: str, status: int, headers: Mapping[str, str]) -> WeightsEr
 
 
 def _unreachable(endpoint: str, error: Exception) -> UnreachableError:
-    """Say what can be done when there was no answer, or none to the end."""
+    """Return the error for an answer that is missing or incomplete."""
     if isinstance(error, ConnectionError):  # huggingface_hub's own: HF_HUB_OFFLINE
         return UnreachableError("HF_HUB_OFFLINE is set, so nothing is fetched. Unset it for this command.")
     untrusted = "CERTIFICATE_VERIFY" in str(error)

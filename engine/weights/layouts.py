@@ -1,7 +1,7 @@
-"""What a folder says of itself that is no plain chat model's: LoRA adapters, models for embeddings, for transcription.
+"""The metadata of LoRA adapters and of models for embeddings, reranking and transcription.
 
-Nothing is loaded here: configurations and headers of safetensors are read, in the layouts of PEFT, of
-sentence-transformers and of transformers, and no other format is accepted.
+Nothing is loaded here, only configurations and headers of safetensors are read, in the layouts of PEFT,
+sentence-transformers and transformers. No other format is accepted.
 """
 
 import re
@@ -25,38 +25,38 @@ from engine.weights.safety import (
 
 Pooling = Literal["mean", "cls", "last"]
 
-# Of vLLM: an adapter of another rank takes the room of the next one.
+# Ranks of vLLM: an adapter of another rank takes the room of the next one.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _NUMBER_BYTES = 2
-# What changes more than two small matrices of each module; vLLM has none of it.
+# Options that change more than two small matrices of each module; vLLM supports none.
 _UNSUPPORTED = ("use_dora", "lora_bias", "use_qalora", "use_bdlora", "layer_replication", "alora_invocation_tokens")
-# Number formats in which a weight has the shape that its module computes with; packed ones have others.
+# Number formats in which a weight has the shape of its module; packed ones differ.
 _PLAIN = {"F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 
 _MODULES = {"Transformer", "Pooling", "Normalize"}
 _WAY = re.compile(r"^pooling_mode_|_tokens?$")
 _POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-# Positions of these begin behind the one of padding, so that the last ones of their tables are no tokens' own.
+# Positions of these begin after that of padding, so that tokens cannot use the last ones.
 _SHIFTED = {"camembert", "roberta", "xlm-roberta", "xlm-roberta-xl"}
 
-# Newer folders have the second, in which the first is a part.
+# Newer folders have the second, which contains the first.
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _LONGEST_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """What a checked folder of PEFT's holds. `modules`: numbers in and out of each, by `_key`."""
+    """An adapter from a checked folder of PEFT's. `modules`: input and output size of each, by `_key`."""
 
     folder: Path
     rank: int
     modules: Mapping[str, tuple[int, int]]
     made_for: str
-    """The model that it names as its base: a repository, or a folder of whoever made it."""
+    """The model that it names as its base: a repository, or a folder of its maker."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raise `LoadError`, saying what is wrong, unless it is an adapter that vLLM can put on a model."""
+        """Read a folder. Raises `LoadError` unless it has an adapter that vLLM can serve."""
         if not folder.is_dir():
             raise LoadError(f"there is no folder {folder.name!r} in the weights directory. Put the adapter there.")
         config = read_config(folder / ADAPTER_CONFIG)
@@ -108,9 +108,9 @@ def room_for_rank(rank: int) -> int:
 
 
 def room_bytes(adapters: Collection[LoraAdapter]) -> int:
-    """Return what vLLM takes beside a model for these, on each of its devices at most.
+    """Return the most bytes that vLLM takes for these beside a model, on each of its devices.
 
-    It keeps one place for each, with room for the largest rank in all modules that any of them changes.
+    It has one slot for each, with room for the largest rank in all modules that any of them changes.
     """
     modules = {key: sum(size) for one in adapters for key, size in one.modules.items()}
     rank = room_for_rank(max((one.rank for one in adapters), default=1))
@@ -153,7 +153,7 @@ def read_layout(folder: Path, said: Pooling | None) -> VectorLayout:
 
 
 def check_pooling_folder(folder: Path) -> tuple[int | None, str | None]:
-    """Return how many tokens an input may have at most, and the number format, each where the folder says it.
+    """Return the most tokens of an input, and the number format, each if the folder says it.
 
     Raises `LoadError`, naming a file.
     """
@@ -170,9 +170,9 @@ def check_pooling_folder(folder: Path) -> tuple[int | None, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class WhisperFolder:
-    """What the folder of a Whisper-shaped model says about the sound that it takes and the tokens that it writes.
+    """What the folder of a model like Whisper says about the sound that it takes and the tokens that it writes.
 
-    `piece_seconds`: the longest sound that it hears at once. `suppressed`: tokens that it shall never write.
+    `piece_seconds`: the longest sound that it takes at once. `suppressed`: tokens that it must never write.
     """
 
     piece_seconds: float
@@ -221,7 +221,7 @@ def _changed_modules(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, tupl
 
 
 def _shapes_of(base: Path) -> dict[str, set[tuple[int, ...]]]:
-    """Return the shapes of each module's weight; none where it is packed."""
+    """Return the shapes of each module's weight; none if it is packed."""
     found: dict[str, set[tuple[int, ...]]] = {}
     for file in base.glob("*.safetensors"):
         for name, tensor in check_safetensors(file).items():

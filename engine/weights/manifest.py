@@ -1,7 +1,7 @@
 """`hearth-manifest.json` in a model's folder: where it came from, and size and SHA-256 of every file. Written last.
 
 Before that there is a `Listing`: the files that a hub or a folder says it has, kept beside an unfinished download.
-Here too is how a folder is compared with its manifest, and what is said of a disk that fails meanwhile.
+This file also compares folders with their manifests, and has the messages for a failing disk.
 """
 
 import errno
@@ -19,11 +19,11 @@ from engine.files import write_atomically
 from engine.weights.safety import COMMIT, REPOSITORY, is_plain
 
 MANIFEST = "hearth-manifest.json"
-# A stranger's file of such a kind would be loaded, or tried. Notes of the owner, like voices.yaml, are welcome.
+# An added file of such a kind would be loaded, or tried. Notes of the owner, like voices.yaml, are allowed.
 _LOADED = (".safetensors", ".json", ".jinja", ".py", ".onnx", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 Report = Callable[[str, int, int], None]
-"""Told of a file: its path, how many bytes of it are there, and how many there will be."""
+"""Called with a file's path, its bytes so far, and its size."""
 
 
 def silent(_path: str, _done: int, _size: int) -> None:
@@ -43,7 +43,7 @@ class ModelFile(Spec):
     path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """A hub gives it for what is stored with LFS or Xet: every large file. A manifest has it for all."""
+    """A hub gives it for files in LFS or Xet, so for every large one. A manifest has it for all."""
     git_sha1: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     """Git's own hash of the file, which a hub gives for the small ones."""
 
@@ -51,9 +51,9 @@ class ModelFile(Spec):
 class Listing(Spec):
     repository: Annotated[str, Field(pattern=REPOSITORY)]
     revision: Annotated[str, Field(pattern=COMMIT)]
-    """The commit, whatever name was asked for."""
+    """The commit, whatever name was requested."""
     subfolder: PlainPath | Literal[""] = ""
-    """Of the repository, where only that was fetched."""
+    """Of the repository, if only that was fetched."""
     files: Annotated[tuple[ModelFile, ...], Field(strict=False)]
 
     def is_of(self, repository: str, subfolder: str) -> bool:
@@ -79,7 +79,7 @@ class Manifest(Listing):
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return what a folder says of itself, None if it says nothing. Raises `WeightsError` if that cannot be read."""
+    """Return a folder's manifest, None if it has none. Raises `WeightsError` if it cannot be read."""
     path = folder / MANIFEST
     try:
         found = path.lstat()
@@ -107,12 +107,12 @@ def required_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it at once and for good: either the old one is there or the new one."""
+    """Replace the manifest in one step, synced to the disk."""
     write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2, exclude_none=True) + "\n", durable=True)
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder was fetched and every file is there with its size. Quick; `verify` reads the contents, too."""
+    """Whether the folder was fetched and every file is there with its size. Quick; `verify` also reads contents."""
     try:
         manifest = read_manifest(folder)
     except WeightsError:
@@ -121,7 +121,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def size_problem(folder: Path, file: ModelFile) -> str | None:
-    """Say what is wrong with a file as far as that can be seen from outside."""
+    """Say what is wrong with a file, without reading its content."""
     try:
         found = (folder / file.path).lstat()
     except OSError:
@@ -134,7 +134,7 @@ def size_problem(folder: Path, file: ModelFile) -> str | None:
 
 
 def problem_of(folder: Path, file: ModelFile, report: Report) -> str | None:
-    """Say what is wrong with a file, whose content is read for that."""
+    """Say what is wrong with a file, after reading its content."""
     problem = size_problem(folder, file)
     if problem is not None:
         return problem
@@ -162,7 +162,7 @@ def verify(folder: Path, report: Report = silent) -> list[str]:
 
 
 def new_hash(file: ModelFile) -> Any:
-    """Return what the content of a file is fed to (`update`), of the kind that is known of it."""
+    """Return a hash for the content of a file (`update`), of the kind that is known for it."""
     if file.sha256 is not None:
         return hashlib.sha256()
     # Git hashes a header of its own first: "blob", the size in decimal, a zero byte.
@@ -170,12 +170,12 @@ def new_hash(file: ModelFile) -> Any:
 
 
 def is_right(file: ModelFile, fed: Any) -> bool:
-    """Whether what was fed to a `new_hash` is the file's content."""
+    """Whether the content that a `new_hash` was fed is right."""
     return bool(fed.hexdigest() == (file.sha256 or file.git_sha1))
 
 
 def disk_error(error: OSError, place: Path) -> WeightsError:
-    """Say what the operating system has against reading or writing below `place`."""
+    """Return the error for a failed read or write below `place`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return WeightsError(
             f"The disk of {place} is full. What was fetched so far is kept: free some space (`hearth weights list` "

@@ -1,8 +1,8 @@
-"""What may be loaded or fetched. Models are hostile: safetensors only, no code of theirs, no name that leads elsewhere.
+"""What may be loaded or fetched. Models may be hostile: safetensors only, no code, no name that leads elsewhere.
 
 Nothing is loaded here. `check_folder` is for the folder of one model, `check_chat_folder` for a chat model's,
 `check_pipeline_folder` for an image pipeline's.
-`chosen` are the files of a repository that are fetched: one set of safetensors, and the text around it.
+`chosen` returns the files of a repository to fetch: one set of safetensors, and the text around it.
 """
 
 import json
@@ -32,14 +32,14 @@ PIPELINES = (
 )
 # Never loaded: backends/diffusers/service.py leaves them out of the pipeline.
 LEFT_OUT = ("safety_checker",)
-# Components that the pipeline does without where its index says [null, null]; each only with those before it.
+# Components that a pipeline may leave out, by [null, null] in its index; each only with those before it.
 _MAY_LACK = {"StableDiffusion3Pipeline": ("text_encoder_3", "tokenizer_3")}
 _LIBRARIES = ("diffusers", "transformers")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "ProcessorFast", "FeatureExtractor")
 _INDEX = re.compile(r".*\.safetensors\.index(\.[a-z0-9]+)?\.json")  # the last part is a number format, like fp16
 _CONFIG_LIMIT_BYTES = 4 * 2**20
-# A mixture of experts has a line for each of its experts' tensors, and there are tens of thousands.
+# A mixture of experts has a line for each tensor of its experts, which may be tens of thousands.
 _INDEX_LIMIT_BYTES = 64 * 2**20
 _TEXT = {".json", ".txt", ".jinja", ".model", ".tiktoken"}  # the last two are vocabularies of tokenizers
 _PAPERS = ("license", "licence", "notice", "readme", "model_card", "use_policy")
@@ -48,13 +48,13 @@ _INDEX_ENDING = ".safetensors.index.json"
 # Number formats in which repositories offer weights: model.fp16.safetensors and model.fp16-00001-of-00002.safetensors
 _MARK = re.compile(r"\.(fp16|bf16|non_ema)(?:-\d{5}-of-\d{5})?\.safetensors$")
 _MARKED_INDEX = re.compile(r"\.(fp16|bf16|non_ema)\.safetensors\.index\.json$")
-# Beside the weights that are loaded, the same once more in another layout, or a part of other weights.
+# Files beside the weights that are loaded: the same weights in another layout, or a part of others.
 _OTHER_LAYOUTS = ("consolidated", "adapter_model")
 # Of LoRA adapters, as PEFT saves them.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZERS = {"tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"}
 _MOST_DIMENSIONS = 16
-# Bits of one number, by its name in a header. What a later format adds is not checked.
+# Bits of one number, by its name in a header. Unknown ones are not checked.
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
@@ -103,7 +103,7 @@ def check_repository(name: str) -> str:
 
 
 def is_there(folder: Path) -> bool:
-    """Whether something is in the way of a new folder; an empty one is not."""
+    """Whether something other than an empty folder is there."""
     return folder.is_symlink() or (any(folder.iterdir()) if folder.is_dir() else folder.exists())
 
 
@@ -124,7 +124,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_chat_folder(folder: Path) -> None:
-    """The same for a chat model, which has a tokenizer beside its weights."""
+    """Do the same for a chat model, which has a tokenizer beside its weights."""
     check_folder(folder)
     if not any(file.name in _TOKENIZERS or file.suffix in {".model", ".tiktoken"} for file in folder.iterdir()):
         raise LoadError(
@@ -143,9 +143,9 @@ def _check_shards(index: Path) -> None:
 
 
 def shards(file: Path) -> list[str]:
-    """Return the names in an index of safetensors files. Raises `LoadError` for one that leads to anything else.
+    """Return the names in an index of safetensors files. Raises `LoadError` for one that names anything else.
 
-    An index of pickles, which a repository may offer beside, names nothing that is loaded here.
+    An index of pickles, which a repository may also have, names nothing that is loaded here.
     """
     content = read_config(file, limit_bytes=_INDEX_LIMIT_BYTES)
     names = content.get("weight_map") if isinstance(content, dict) else None
@@ -164,7 +164,7 @@ def shards(file: Path) -> list[str]:
 
 def check_no_code(file: Path) -> None:
     """Raise `LoadError` if the JSON in `file` names code that the model brings itself."""
-    # As written anew there is one way to spell it, and within a text its quotes would be escaped
+    # Serialised again there is one way to spell it, and within a text its quotes would be escaped
     if '"auto_map":' in json.dumps(read_config(file)):
         raise LoadError(
             f"{file.parent.name}/{file.name} has `auto_map`: the model wants to run code of its own, which is never "
@@ -173,10 +173,10 @@ def check_no_code(file: Path) -> None:
 
 
 def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
-    """Return what a JSON file of limited size holds. Raises `LoadError`, naming the file, if it is none."""
+    """Return the content of a JSON file of limited size. Raises `LoadError`, naming the file, if it is not one."""
     try:
         if file.exists() and not file.is_file():
-            raise LoadError(f"{file.parent.name}/{file.name} is no file.")
+            raise LoadError(f"{file.parent.name}/{file.name} is not a file.")
         if file.stat().st_size > limit_bytes:
             limit = f"{limit_bytes >> 20} MiB"
             raise LoadError(f"{file.parent.name}/{file.name} is larger than {limit}: not a model configuration.")
@@ -188,7 +188,7 @@ def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Do the same where it has to be a JSON object."""
+    """Do the same for a JSON object."""
     content = read_config(file)
     if not isinstance(content, dict):
         raise LoadError(f"{file.parent.name}/{file.name} is not a JSON object. Download the model again.")
@@ -196,20 +196,20 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def saved_in(config: Mapping[str, Any]) -> str | None:
-    """Return the number format of a model's weights, where its config.json names one."""
-    said = config.get("dtype") or config.get("torch_dtype")  # the second in older ones
+    """Return the number format of a model's weights, if its config.json names one."""
+    said = config.get("dtype") or config.get("torch_dtype")  # the second in older files
     return said if isinstance(said, str) else None
 
 
 def check_safetensors(file: Path) -> dict[str, Any]:
     """Return what the header says of each tensor: `dtype`, `shape`, and its place.
 
-    Raises `LoadError` if the file is cut off, or if a tensor's place in it is not as large as its shape says. After
-    the length of its JSON header and that, its tensors follow one another to the end of the file. Source: the format's
+    Raises `LoadError` if the file is cut off, or if a tensor's place in it is not as large as its shape says. A file
+    has the length of its JSON header, the header, and the tensors, one after the other to its end. Source: the format's
     description in the safetensors repository.
     """
     if not file.is_file():
-        raise LoadError(f"{file.parent.name}/{file.name} is no file. Download it again.")
+        raise LoadError(f"{file.parent.name}/{file.name} is not a file. Download it again.")
     size, end, cause, tensors = file.stat().st_size, -1, None, {}
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -255,12 +255,12 @@ def check_pipeline_folder(folder: Path) -> str:
 
 
 def pipeline_class(folder: Path) -> str:
-    """Return what kind of pipeline a folder says it is. Raises `LoadError` for one that is not supported."""
+    """Return the class of pipeline that a folder names. Raises `LoadError` for one that is not supported."""
     return str(_read_index(folder)["_class_name"])
 
 
 def check_file(folder: Path, file: Path) -> None:
-    """Raise `LoadError`, naming the file, for code, for a configuration that names code, and for what is cut off."""
+    """Raise `LoadError`, naming the file, for code, a configuration that names code, and a file that is cut off."""
     if file.suffix == ".py":
         raise LoadError(
             f"{file.relative_to(folder)} is code, and code from a model folder is never run here. Remove the file if "
@@ -273,7 +273,7 @@ def check_file(folder: Path, file: Path) -> None:
 
 
 def lacking(folder: Path) -> list[str]:
-    """Return the components that a checked folder leaves out on purpose, and its pipeline knows to do without."""
+    """Return the components that a checked folder leaves out on purpose, which its pipeline allows."""
     index = _read_index(folder)
     return list(
         takewhile(lambda name: index.get(name) in (None, [None, None]), _MAY_LACK.get(index["_class_name"], ()))
@@ -281,7 +281,7 @@ def lacking(folder: Path) -> list[str]:
 
 
 def variant(folder: Path) -> str | None:
-    """Return like `fp16` if a component of a checked folder has its weights in such files only, else None."""
+    """Return the variant, like `fp16`, if a component of a checked folder has only weights of that, else None."""
     for part in sorted(folder.iterdir()):
         files = [file.name for file in part.glob("*.safetensors")] if part.is_dir() else []
         kinds = {found[1] if (found := _MARK.search(name)) else None for name in files}
@@ -339,13 +339,13 @@ def may_be_carried(path: str) -> bool:
 
 
 def descriptions(paths: Collection[str]) -> list[str]:
-    """Return what is looked at before anything large is fetched: configurations and lists of weights."""
+    """Return the files that are read before anything large is fetched: configurations and lists of weights."""
     deepest, endings = "model_index.json" in paths, ("config.json", "model_index.json", _INDEX_ENDING)
     return sorted(path for path in paths if path.count("/") <= deepest and path.endswith(endings) and _is_text(path))
 
 
 def chosen(paths: Collection[str], folder: Path) -> list[str]:
-    """Return what is fetched of `paths`; the `descriptions` lie in `folder`. Raises `WeightsError` or `LoadError`."""
+    """Return the `paths` to fetch; `folder` has the `descriptions`. Raises `WeightsError` or `LoadError`."""
     if "model_index.json" in paths:
         found = _of_pipeline(paths, folder)
     elif "config.json" in paths:
@@ -368,7 +368,7 @@ def chosen(paths: Collection[str], folder: Path) -> list[str]:
 
 
 def convertible(paths: Collection[str], _folder: Path) -> list[str]:
-    """Return what is fetched of a model whose weights are pickles. Raises `WeightsError`."""
+    """Return the paths to fetch of a model whose weights are pickles. Raises `WeightsError`."""
     found = [path for path in paths if _is_in(path, "", ".pth") or _is_in(path, "voices/", ".pt")]
     if "config.json" not in paths or not found:
         raise WeightsError("The repository has no config.json with weights in .pth. Hearth cannot convert it.")
@@ -376,7 +376,7 @@ def convertible(paths: Collection[str], _folder: Path) -> list[str]:
 
 
 def check_loadable(folder: Path) -> None:
-    """Raise `LoadError` unless the finished folder is one that the loaders take."""
+    """Raise `LoadError` unless the loaders take the finished folder."""
     if (folder / "model_index.json").exists():
         check_pipeline_folder(folder)
         return
@@ -430,14 +430,14 @@ def _weights(paths: Collection[str], folder: Path, start: str) -> list[str]:
     plain = [path for path, mark in marks.items() if mark is None]
     if singles or plain or not marks:
         return singles or plain
-    # Offered in 16 bits only: one such set, with its index.
+    # Only in 16 bits: one such set, with its index.
     kind = min(mark[1] for mark in marks.values() if mark)
     of_kind = [path for path, mark in marks.items() if mark and mark[1] == kind]
     return of_kind + [path for path in paths if _is_in(path, start, f".safetensors.index.{kind}.json")]
 
 
 def _texts(paths: Collection[str], start: str) -> list[str]:
-    # Lists of weights are `_weights`' business: one whose files are not fetched would make the folder look unfinished.
+    # Not lists of weights, which `_weights` chooses: one whose files are not fetched would make the folder unfinished.
     return [path for path in paths if _is_in(path, start, "") and _is_text(path) and ".index." not in path]
 
 

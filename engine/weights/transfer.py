@@ -1,6 +1,6 @@
-"""Model folders on this machine and between machines: what is there, removing one, carrying one to another host.
+"""Model folders on this machine and between machines: listing, removing, and carrying them to another host.
 
-A folder is copied file by file, hashed on the way, and renamed into its place at the end, as after a download.
+A folder is copied file by file, hashed meanwhile, and renamed into its place at the end, as after a download.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def copy_rest(folder: Path, part: Part) -> None:
 
 
 def _open(folder: Path, path: str) -> int:
-    """Step by step from the folder, so that a link in between is noticed as well."""
+    """Open a file step by step from the folder, so that links in between are noticed too."""
     *folders, name = path.split("/")
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -48,7 +48,7 @@ def _open(folder: Path, path: str) -> int:
             inner = os.open(inner_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
             os.close(place)
             place = inner
-        # A pipe would wait for its writer.
+        # Without this, a pipe would wait for its writer.
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     except OSError as error:
         raise WeightsError(
@@ -78,7 +78,7 @@ def found_below(folder: Path) -> dict[str, Path]:
 def carry(source: Path, root: Path, name: str, report: manifest.Report) -> tuple[manifest.Manifest, bool]:
     """Copy a verified folder to `root`/`name`; False if it was there already. Raises `WeightsError` or `LoadError`."""
     listed = manifest.required_manifest(source)
-    # It may have been written by anybody: it can only name what a pull would have fetched.
+    # Anybody may have written the manifest: it may only name what a pull would have fetched.
     other = next((file.path for file in listed.files if not may_be_carried(file.path)), None)
     if other is not None:
         raise WeightsError(
@@ -103,7 +103,7 @@ def carry(source: Path, root: Path, name: str, report: manifest.Report) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """One folder; `repository` and `revision` as far as they are known."""
+    """One folder; `repository` and `revision` if known."""
 
     folder: str
     state: State
@@ -123,7 +123,7 @@ def local_folders(weights_dir: Path) -> list[LocalFolder]:
 
 
 def remove(weights_dir: Path, folder: str) -> int:
-    """Remove a folder and what is unfinished of it; returns the bytes freed. Raises `WeightsError`."""
+    """Remove a folder and its unfinished download; returns the bytes freed. Raises `WeightsError`."""
     begun = Pull(weights_dir, folder)
     if not os.path.lexists(begun.target) and not begun.root.exists():
         raise WeightsError(f"There is no folder {folder}. `hearth weights list` shows the folders.")
@@ -133,7 +133,7 @@ def remove(weights_dir: Path, folder: str) -> int:
             if pull.target.is_symlink():
                 pull.target.unlink()
             elif pull.target.exists():
-                # One rename, so that nothing half removed is ever loaded.
+                # One rename, so that a partly removed folder is never loaded.
                 shutil.rmtree(pull.root / "gone", ignore_errors=True)
                 pull.target.rename(pull.root / "gone")
             shutil.rmtree(pull.model, ignore_errors=True)
@@ -152,7 +152,7 @@ def _folders(weights_dir: Path) -> Iterator[LocalFolder]:
             folders.clear()
             continue
         for one in [one for one in folders if not one.startswith(".") and (place / one).is_symlink()]:
-            # Links are the owner's own, and are not walked into: what lies there may be anything.
+            # Links are the owner's own, and are not followed: anything may be there.
             yield LocalFolder((place / one).relative_to(weights_dir).as_posix(), "own", 0)
         deep = len(place.relative_to(weights_dir).parts) >= 3
         folders[:] = [] if deep else [one for one in folders if not one.startswith(".")]

@@ -146,7 +146,7 @@ def test_an_index_that_leads_to_pickles_is_refused(folder: Path):
 
 def test_what_is_no_file_is_refused_and_not_waited_for(folder: Path):
     os.mkfifo(folder / "more.safetensors")
-    with pytest.raises(LoadError, match=r"more\.safetensors is no file"):
+    with pytest.raises(LoadError, match=r"more\.safetensors is not a file"):
         check_folder(folder)
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 GIB = 2**30
 SPARE_BYTES = 100 << 20
 BACK_SECONDS = 240
-SAID = "The kernel killed its process for want of memory"
+SAID = "The kernel killed its process for lack of memory"
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,7 @@ def test_two_models_that_start_read_sources_at_the_same_time(tmp_path: Path) -> 
         ("Renamed.move", ("where", "fast"), False, "no longer takes fast"),
         ("Settings", ("size", "name"), False, None),
         ("Settings", ("name",), False, "takes size as well"),
-        ("inner.Child.kind", (), False, "is no function any more"),
+        ("inner.Child.kind", (), False, "is not a function any more"),
         ("inner.Child.stay", (), False, "is gone"),
     ],
 )
