@@ -1,6 +1,6 @@
-"""Compares what we state with what others publish: variants with the model hub, our use of vLLM with a release of it.
+"""Compares models.yaml's variants with the model hub, and our use of vLLM with a release of vLLM.
 
-`python -m upstream refresh-variants` and `python -m upstream check-vllm` are behind the scripts of these names.
+`python -m upstream refresh-variants` and `python -m upstream check-vllm` are behind the scripts with these names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.weights.download import Pull, Wanted, prepared
 from engine.weights.manifest import silent
 
 ROOT = Path(__file__).parents[1]
-# Of what is stated: below it nothing is said.
+# Part of the stated value: smaller differences are not reported.
 _TOLERANCE = 0.02
 _OTHER_CODE = "has other code"
 
@@ -49,8 +49,8 @@ class Found:
 def refresh_variants(arguments: list[str]) -> int:
     """Compares the variants of models.yaml with what the model hub says of their repositories.
 
-    Of each repository the list of files and the small descriptions are fetched, never the weights. Each difference is
-    a line, and the exit code is 1: another commit than the pinned one, another size, licence or KV cache, a gate.
+    Only the list of files and the small configurations are fetched, never the weights. Each difference is a line, and
+    the exit code is 1: a commit newer than the pinned one, another size, licence or KV cache, a gate.
     """
     about = (refresh_variants.__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(prog="scripts/refresh-variants", description=about)
@@ -125,8 +125,8 @@ def problems_of(variant: VariantSpec, found: Found) -> Iterator[str]:
 def check_vllm(arguments: list[str]) -> int:
     """What a release of vLLM would break: its wheel is fetched and read, neither installed nor run.
 
-    Three things are looked at: the names of engine/backends/vllm/compat.py, what our files import of vLLM, and which of
-    the functions that ours replace or call have other code than in the installed release, to be read by a person.
+    It checks the names of engine/backends/vllm/compat.py, what our files import of vLLM, and which functions that ours
+    replace or call have other code than in the installed release, to be read by a person.
     """
     parser = argparse.ArgumentParser(prog="scripts/check-vllm", description=check_vllm.__doc__)
     parser.add_argument("version", help="a release, like 0.33.0, or the path of a wheel")
@@ -152,7 +152,7 @@ def sources_of(version: str, folder: Path) -> Sources:
 
 
 def findings(sources: Sources) -> list[dict[str, Any]]:
-    """List what is gone or changed: what is needed first."""
+    """List what is gone or changed, needed names first."""
     found = [(each.name, each.kind, problem, each.patch, each.without) for each, problem in missing(NAMES, sources)]
     optional = {each.name for each in NAMES if each.kind == "optional"}
     found += [
@@ -183,7 +183,7 @@ def imported(files: list[Path]) -> dict[str, str]:
 
 
 def _code(function: ast.AST | None) -> str:
-    """Return a function's code without docstrings, comments and layout; nothing for what is no function."""
+    """Return a function's code without docstrings, comments and layout; empty if it is not a function."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return ""
     for node in ast.walk(function):

@@ -22,7 +22,7 @@ _ENDPOINT = "/v1/chat/completions"
 _EVERY_SECONDS = 0.1
 _JITTER = 0.2
 _INTERACTIVE_TOKENS = 16
-_REST_SECONDS = 4.0  # single requests are interactive ones, which make the server hold back batches for a while
+_REST_SECONDS = 4.0  # single requests are interactive: the server holds back batches for a while after them
 _LEAD_SECONDS = 1.0
 _FILE_REST_SECONDS = 2.0
 _POLL_SECONDS = 0.2
@@ -81,7 +81,7 @@ class Batch(report.Benchmark):
     async def _interactive(self, server: Server, kind: str, repeat: int) -> report.Figures:
         """Send short streamed requests, if busy while batches run back to back. Raises `BenchError`."""
         label = f"{repeat} {kind} i"
-        # The server is asked interactively before the batches come.
+        # The server gets interactive requests before the batches.
         await server.measure(_questions(server, f"{label}l", beats(_LEAD_SECONDS, _EVERY_SECONDS, repeat)))
         beside = self._batches(server, f"{label}b") if kind == BUSY else None
         job = _questions(server, label, beats(self.seconds, _EVERY_SECONDS, repeat), beside=beside)
@@ -98,12 +98,12 @@ class Batch(report.Benchmark):
         return server.job(label, [body], path=f"{_ENDPOINT}/batch", streams=1, requests=requests, keep_bodies=True)
 
     def bad_places(self) -> frozenset[int]:
-        """Return which items are the bad ones: a tenth of them, in random places that are always the same."""
+        """Return the places of bad items: a tenth, random but always the same."""
         source = random.Random(self.items)  # noqa: S311  # repeatable on purpose
         return frozenset(source.sample(range(self.items), round(self.items / 10)))
 
     def bodies(self, model: str) -> list[Any]:
-        """Return the items. A good answer may have `max_tokens` tokens on average, half to one and a half."""
+        """Return the items. Good answers have half to one and a half times `max_tokens` tokens, on average once."""
         lengths, half = random.Random(self.items), self.max_tokens // 2  # noqa: S311  # repeatable on purpose
         bodies = [
             {
@@ -138,7 +138,7 @@ class Files(report.Benchmark):
     lines: Annotated[int, typer.Option(min=1, max=50_000, help="Lines of the file.")] = 1024
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=0.1, help="How long interactive requests are sent in a run.")] = 20.0
-    every: Annotated[Sequence[float], report.listed(report.numbers, "Seconds from one to the next.")] = (0.1, 0.7)
+    every: Annotated[Sequence[float], report.listed(report.numbers, "Between interactive requests, in s.")] = (0.1, 0.7)
     max_tokens: report.MaxTokens = 64
     method = "file: from its batch's creation to its end; requests: of 256 items, back to back; interactive: open loop"
 

@@ -1,6 +1,6 @@
 """Hearth's server beside vLLM's own: `bench chat`, `bench start`, and `bench killed`, how soon it answers again.
 
-`chat` compares with another checkout of Hearth, too.
+`chat` also compares with another checkout of Hearth.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from engine.pool.model_state import STEADY_SECONDS
 Ask: TypeAlias = Callable[[Server, LoadJob], Awaitable[report.Figures]]
 _FEWEST_REQUESTS = 8
 _FEWEST_ROUNDS = 2
-_POLL_SECONDS = 0.02  # every question costs the starting server time on a small machine
+_POLL_SECONDS = 0.02  # each poll takes time from the starting server on a small machine
 _LONGEST_SECONDS = 900.0
 _ENGINE = "VLLM::EngineCor"  # the kernel keeps 15 letters
 
@@ -54,12 +54,12 @@ class Chat(report.Benchmark):
     model: Annotated[str, typer.Option(help="A model of models.yaml, or a folder of weights.")] = "service-plus"
     against: Annotated[
         Sequence[str],
-        listed(words, "What to compare with: serve, rust, the folder of another checkout, several, or none."),
+        listed(words, "What to compare with: serve, rust, folders of other checkouts, or none; with commas."),
     ] = (SERVE,)
     streams: Annotated[Sequence[int], listed(numbers, "Requests at the same time, one row each.")] = (1, 8, 32, 128)
     load: Annotated[
         Literal["vllm", "light"] | None,
-        typer.Option(help="What sends streamed requests: vllm bench serve, or our own (light), as for demo models."),
+        typer.Option(help="What sends streamed requests: vllm bench serve, or ours (light), as for demo models."),
     ] = None
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long one run takes.")] = 10.0
@@ -100,7 +100,7 @@ class Chat(report.Benchmark):
     async def _row(self, servers: dict[str, Server], ask: Ask, kind: str, streams: int) -> report.Row:
         """Warm every server up, find out how many requests fill a run, and measure.
 
-        In whole rounds, because the requests of a round begin and end together: a part of one would run half empty.
+        In whole rounds, because the requests of a round begin and end together: a partial round would be half empty.
         """
         case, streamed = f"{kind}, {streams}", kind == "streamed"
 
@@ -115,7 +115,7 @@ class Chat(report.Benchmark):
         return await report.in_turns(case, servers, measure, self.repeats, "requests_per_second")
 
     async def _ask_by_vllm(self, generator: Work, weights: Path, server: Server, job: LoadJob) -> report.Figures:
-        """Do a job by `vllm bench serve`, which takes the tokenizer from `weights`."""
+        """Do a job with `vllm bench serve`, which takes the tokenizer from `weights`."""
         options = {
             "backend": "openai-chat",
             "base-url": f"http://{job.host}:{job.port}",
@@ -183,12 +183,12 @@ class Start(report.Benchmark):
 
     async def measure(self) -> report.Report:
         if not {*self.against} <= {SERVE, RUST}:
-            raise typer.BadParameter(f"{self.against} is no list of serve, rust", param_hint="--against")
+            raise typer.BadParameter(f"{self.against} is not a list of serve, rust", param_hint="--against")
         beside = [name for name in servers.model_entries(self.models) if name != self.model]
         with self.workspace(beside=beside) as everything, self.workspace() as alone:
             whole = self.begin(everything)
             starts: dict[str, servers.Start] = {
-                # The key, and with it the database: every start finds a data directory that has been used before.
+                # Makes the key, and thereby the database: every start finds a used data directory.
                 f"hearth, {name}": partial(servers.start_hearth, place, await servers.create_key(place))
                 for name, place in {"all models": everything, "one model": alone}.items()
             }
@@ -204,7 +204,7 @@ class Start(report.Benchmark):
 class Killed(report.Benchmark):
     """Measure the seconds from kill -9 of an engine to the next answer."""
 
-    kills: Annotated[int, typer.Option(min=1, help="How often its engine is killed.")] = 5
+    kills: Annotated[int, typer.Option(min=1, help="How often the engine is killed.")] = 5
     method = "kill -9 of the idle engine, then one request after the other until one is answered"
 
     async def measure(self) -> report.Report:
@@ -213,7 +213,7 @@ class Killed(report.Benchmark):
 
             async def kill(server: Server, repeat: int) -> report.Figures:
                 nonlocal since
-                # A model that dies sooner is loaded with a back-off.
+                # A model that dies earlier is loaded with a back-off.
                 await asyncio.sleep(max(0.0, since + STEADY_SECONDS + 1 - time.perf_counter()))
                 await _first_answer(server, f"before {repeat}")
                 engines = [process for process in servers.family(server.pid)[1] if process.name().startswith(_ENGINE)]
@@ -247,7 +247,7 @@ async def _measured(start: servers.Start, repeat: int) -> report.Figures:
 
 
 async def _moments(server: Server, repeat: int, began: float) -> report.Figures:
-    """Return when it was alive, answered a chat, and had all models ready; `vllm serve` says all that at once."""
+    """Return when it was alive, answered a chat, and had all models ready; for `vllm serve` all are the same."""
     figures: report.Figures = {"live_seconds": None, "answered_seconds": None, "ready_seconds": None}
     live = "/health/live" if server.name == HEARTH else "/health"
     while (await asyncio.to_thread(server.ask, live))[0] != 200:
@@ -267,7 +267,7 @@ async def _moments(server: Server, repeat: int, began: float) -> report.Figures:
 
 
 async def _first_answer(server: Server, label: str, *, began: float = 0.0) -> float | None:
-    """Chat until there is an answer; return when the first refusal came, in ms since `began`, None without one.
+    """Chat until there is an answer; return the time of the first refusal, in ms since `began`, None without one.
 
     Raises `BenchError` when the server has ended, or the request is wrong.
     """

@@ -1,7 +1,7 @@
 """The load generator, a process of its own: it sends requests over HTTP and notes when each piece of an answer arrived.
 
-Cheap on purpose, because it may share the cores with what it measures: a stream is kept as it was read, and parsed
-after the clock has stopped. With `run_vllm` it drives `vllm bench serve` instead.
+Cheap on purpose, because it may share cores with the server: a stream is kept as it was read, and parsed after the
+clock has stopped. With `run_vllm` it runs `vllm bench serve` instead.
 """
 
 import argparse
@@ -45,14 +45,14 @@ class BenchError(Exception):
 
 
 class LoadJob(msgspec.Struct, frozen=True):
-    """What is sent: request number n has the body number n of `bodies`, over and over.
+    """What is sent: the `bodies` in order, over and over.
 
     The keys are `key` and `more_keys`, in turns. Closed loop: `streams` connections, each of which sends its next
-    request when its last is answered, until `requests` are sent or `seconds` are over; what is left then is aborted.
+    request when its last is answered, until `requests` are sent or `seconds` are over; then the rest is aborted.
     Open loop: one request at each of `moments` (seconds from the start), whether earlier ones are answered or not.
-    A client disconnects after `leave_after_seconds`. A `strict` job ends with the first answer that is no success.
-    `beside` is a closed loop that begins `lead_seconds` earlier and is aborted at the end; of its answers those count
-    that ended meanwhile.
+    A client disconnects after `leave_after_seconds`. A `strict` job ends with the first answer that is not a success.
+    `beside` is a closed loop that begins `lead_seconds` earlier and is aborted at the end; only answers that ended
+    meanwhile count.
     """
 
     host: str
@@ -74,7 +74,7 @@ class LoadJob(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct):
-    """One answer. Times are seconds from the start of the job; `asked` is when it should have been sent."""
+    """One answer. Times are seconds from the start of the job; `asked` is when the request should have been sent."""
 
     number: int
     asked: float
@@ -86,7 +86,7 @@ class Answer(msgspec.Struct):
     text_times: list[float] = []  # of a stream
     tokens: int = 0  # by the server's own count
     left: bool = False
-    problem: str = ""  # why it is no complete success
+    problem: str = ""  # why it is not a complete success
     body: str = ""
     first_piece: float = 0.0
     pieces: list[tuple[float, bytes]] = []  # of the body, each with the moment at which it came; until it is parsed
@@ -98,7 +98,7 @@ class Answer(msgspec.Struct):
 
     @property
     def refused(self) -> bool:
-        """Whether it was turned away as it should be, with a time to retry."""
+        """Whether it was refused correctly, with a time to retry."""
         return self.status in {429, 503} and self.retry_after.isdigit()
 
 
@@ -147,7 +147,7 @@ def beats(seconds: float, every_seconds: float, seed: int, jitter: float = 1.0) 
 
 
 class Connection(asyncio.Protocol):
-    """A keep-alive connection for one request at a time; of an answer it keeps what came, and when, for later."""
+    """A keep-alive connection for one request at a time; it keeps the pieces of an answer and their times."""
 
     transport: asyncio.Transport
     _answer: Answer
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def send(self, request: bytes, answer: Answer, start: float) -> None:
-        """Send a request and put into `answer` what comes; times count from `start`."""
+        """Send a request and fill in `answer`; times count from `start`."""
         self._answer, self._start = answer, start
         self._parser = httptools.HttpResponseParser(self)
         self._end = asyncio.get_running_loop().create_future()
@@ -243,7 +243,7 @@ class Load:
         self._idle += await asyncio.gather(*(self._open() for _ in range(self._job.streams)))
 
     async def run(self) -> None:
-        """Send everything. Raises `BenchError` for the first answer of a strict job that is no success."""
+        """Send everything. Raises `BenchError` for the first answer of a strict job that is not a success."""
         self.start = time.perf_counter()
         try:
             if self._job.moments:
@@ -279,7 +279,7 @@ class Load:
                 self._idle.append(connection)
         if self._job.strict and answer.status != 200 and not answer.left:
             parse(answer)
-            raise BenchError(f"an answer is no success. {answer.problem}")
+            raise BenchError(f"an answer is not a success. {answer.problem}")
         self._done.append(answer)
         return answer
 
@@ -310,7 +310,7 @@ class Load:
         answers = [answer for answer in self._done if answer.finished >= since]
         problem = next((one.problem for one in answers if one.problem and not one.left), "")
         if self._job.strict and problem:
-            raise BenchError(f"an answer is no success. {problem}")
+            raise BenchError(f"an answer is not a success. {problem}")
         return answers
 
 
@@ -358,7 +358,7 @@ async def run_vllm(job: tuple[str, list[str]]) -> dict[str, Any]:
 
 @contextmanager
 def load_generator(environment: dict[str, str], log: Path, work: Work = run_load) -> Iterator[Work]:
-    """Have a process that does `work`, one job at a time, and ends at once afterwards; what it prints is in `log`."""
+    """Run a process that does `work`, one job at a time, and ends at the block's end; its output goes to `log`."""
     pool = ProcessPoolExecutor(1, _SPAWN, _begin, (environment, log))
 
     async def generator(job: Any) -> Any:
@@ -378,7 +378,7 @@ def load_generator(environment: dict[str, str], log: Path, work: Work = run_load
 
 
 def _begin(environment: dict[str, str], log: Path) -> None:
-    os.setsid()  # Ctrl-C reaches the parent alone, which ends its children in order
+    os.setsid()  # Ctrl-C reaches only the parent, which ends its children in order
     os.environ.clear()
     os.environ.update(environment)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,4 +1,4 @@
-"""`bench images`, `bench speech`: images joined in three ways, short beside long ones; how soon a page is heard."""
+"""`bench images`, `bench speech`: images batched in three ways, short beside long ones; when a page begins to speak."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ _ENGINE: dict[str, dict[str, Any]] = {
 }
 _FEWEST_IMAGES = 9
 _BODIES = 60
-_LOADS, _SHORT_LOAD = (0.7, 1.5), 0.3  # what is asked for, as parts of what one by one can do
+_LOADS, _SHORT_LOAD = (0.7, 1.5), 0.3  # arrivals, as parts of what one by one can make
 _LONG_BESIDE = 2
 _LEAD_SECONDS = 2.0
 _REST_SECONDS = 2.0
@@ -37,7 +37,7 @@ _TEXT = "The office opens at 8:30 on Monday, 24 November 2026, and 12 people com
 
 @dataclass(frozen=True, kw_only=True)
 class Images(report.Benchmark):
-    """Compare images made one by one, joined as requests and as steps."""
+    """Compare images made one by one, batched by requests and by steps."""
 
     model: report.Model = "service-image"
     repeats: report.Repeats = 3
@@ -78,7 +78,7 @@ class Images(report.Benchmark):
 
 
 def use_profile_of_demo(place: Workspace) -> None:
-    """Where there are no weights, serve the demo's as if they were real: the settings of a demo cannot be changed."""
+    """Without weights, serve the demo's as real ones: the settings of a demo cannot be changed."""
     document = yaml.safe_load(place.models.read_text(encoding="utf-8"))
     entry = document["models"][place.model]
     weights = place.weights_dir / entry["weights"]
@@ -91,7 +91,7 @@ def use_profile_of_demo(place: Workspace) -> None:
 
 
 async def _speed(servers: dict[str, Server], size: int) -> float:
-    """Warm every server up and return how many images/s one by one makes when it always has work."""
+    """Warm every server up and return how many images/s one by one makes when always busy."""
     speed = 0.0
     for way, server in servers.items():
         for label in ("warm", "speed"):
@@ -132,7 +132,7 @@ def image_job(
 
 
 def poisson(rate: float, count: int, *, seed: int) -> list[float]:
-    """Return the moments of `count` requests, `rate` a second on average, which only the seed decides."""
+    """Return the moments of `count` requests, `rate` a second on average, decided by the seed only."""
     source = random.Random(seed)  # noqa: S311  # repeatable on purpose
     return list(accumulate(source.expovariate(rate) for _ in range(count)))
 
@@ -143,7 +143,7 @@ class Speech(report.Benchmark):
 
     model: report.Model = "service-voice"
     voice: Annotated[str, typer.Option(help="A voice of GET /v1/audio/voices.")] = "emma"
-    streams: Annotated[Sequence[int], listed(numbers, "Texts that are asked for at once; a row each.")] = (1, 50)
+    streams: Annotated[Sequence[int], listed(numbers, "Texts that are requested at once; a row each.")] = (1, 50)
     requests: Annotated[int, typer.Option(min=1, help="Pages of a row with one at a time.")] = 10
     repeats: report.Repeats = 3
     method = "closed loop, MP3; first sound is the first byte of the body"

@@ -1,7 +1,7 @@
-"""`bench tracing`, `bench vectors`: what a span per request costs the API process, and our queue a request for vectors.
+"""`bench tracing`, `bench vectors`: the cost of a span per request, and of our queue for a request for vectors.
 
-Requests are traced with a collector, and with one that is down. Vectors are made on one engine in this process, our way
-and by a bare loop over `AsyncLLM.encode`.
+Requests are traced with a collector, and with one that is down. Vectors are made on one engine in this process, through
+our queue and by a bare loop over `AsyncLLM.encode`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _TEXTS = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing(report.Benchmark):
-    """Measure the processor time of the API process per request with every request traced, and with none."""
+    """Measure the CPU time of the API process per request with every request traced, and with none."""
 
     streams: Annotated[int, typer.Option(min=1, help="Streams at a time.")] = 8
     repeats: report.Repeats = 15
@@ -75,7 +75,7 @@ class Tracing(report.Benchmark):
 
 @contextmanager
 def _collector() -> Iterator[str]:
-    """Take spans and forget them, on a free port."""
+    """Receive spans and drop them, on a free port."""
 
     class Taking(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,6 +1,6 @@
-"""`bench fair`, `bench many`, `bench pictures`: keys that send too much, what others feel of it, and the memory.
+"""`bench fair`, `bench many`, `bench pictures`: keys that send too much, their effect on others, and the memory.
 
-Floods by the fair rules and first come; a burst of thousands; pictures of many pixels.
+Floods with the fair queue and first come, first served; a burst of thousands; pictures of many pixels.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ MOST_TIMES_A_STEP = 2.0
 _QUEUE = 512
 _TOKENS_PER_ANSWER = 32  # of the neighbour
 _EVERY_SECONDS = 0.75  # from one of its questions to the next
-_REST_SECONDS = 2.0  # for what is left of a flood, which has disconnected
+_REST_SECONDS = 2.0  # for the rest of a flood, which has disconnected
 _LONGEST_WAIT_SECONDS = 10.0  # of the neighbour; it counts as such
-# A clock that beats as evenly as the flood's rounds would meet each of them at the same place.
+# Random, since even intervals would meet the flood's rounds always at the same place.
 _JITTER = 0.2
 _WORD = "seven "
 _STEPS, _GENERATED = "vllm:iteration_tokens_total_count", "vllm:generation_tokens_total"
@@ -35,7 +35,7 @@ _STEPS, _GENERATED = "vllm:iteration_tokens_total_count", "vllm:generation_token
 
 @dataclass(frozen=True)
 class Case:
-    """What floods: `keys` keys keep `requests` in flight together. `engine` are settings of the model."""
+    """A flood: `keys` keys together keep `requests` in flight. `engine` are settings of the model."""
 
     about: str
     requests: int
@@ -64,7 +64,7 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fair(report.Benchmark):
-    """Measure what a flood does to another key, by the fair rules and first come, first served."""
+    """Measure what a flood does to another key, with the fair queue and first come, first served."""
 
     cases: Annotated[Sequence[str], report.listed(report.words, f"Which floods: {', '.join(CASES)}. Default: all.")] = (
         tuple(CASES)
@@ -148,7 +148,7 @@ class Fair(report.Benchmark):
 
 
 async def _words(server: Server, tokens: int) -> int:
-    """Return how often a word has to be said in a prompt of so many tokens. Raises `BenchError`."""
+    """Return how many words a prompt of so many tokens needs. Raises `BenchError`."""
     if not tokens:
         return 0
     body = chat_body(server.model, 1, streamed=False, text=_WORD * 1000)
@@ -165,7 +165,7 @@ def _flood(case: Case, server: Server, keys: list[str], words: int, label: str) 
     return server.job(label, [body], streams=case.requests, key=keys[0], more_keys=keys[1:])
 
 
-_IDLE_SECONDS = 12  # the server gives back what it does not need every 10 s
+_IDLE_SECONDS = 12  # the server frees unneeded memory every 10 s
 _SETTLE_SECONDS = 45.0
 _WARM_STREAMS = 256
 _SHOWN = 3
@@ -173,7 +173,7 @@ _SHOWN_CHARACTERS = 300
 BATCHES, CHATS = "batches", "chats"
 _CHAT_EVERY_SECONDS = 0.5  # from one short chat to the next
 _SIDE_PIXELS = 6000
-_DIFFERENT = 12  # pictures; to make one takes a third of a second
+_DIFFERENT = 12  # pictures; making one takes a third of a second
 _SAMPLE_SECONDS = 0.2
 _CHAT_TOKENS = 16
 
@@ -207,7 +207,7 @@ class Many(report.Benchmark):
 
 
 def outcome(result: LoadResult) -> report.Figures:
-    """Put what became of the requests into figures; a few that went wrong are shown."""
+    """Count the outcomes of requests; print a few that went wrong."""
     refused = [answer for answer in result.answers if answer.refused]
     wrong = [answer for answer in result.answers if not answer.refused and answer.problem]
     good = [answer for answer in result.answers if not answer.problem]
@@ -291,7 +291,7 @@ class Pictures(report.Benchmark):
 
 
 def _felt(result: LoadResult) -> report.Figures:
-    """Put what another key feels of it into figures."""
+    """Return the figures of the other key."""
     return {
         **report.percentiles_ms("answer", result.latencies, 50, 95),
         **report.percentiles_ms("first_token", result.first_texts, 50, 95),

@@ -1,4 +1,4 @@
-"""What a benchmark found: medians over repeats and ratios of targets; as tables and as one JSON document."""
+"""The results of a benchmark: medians over repeats and ratios of targets; as tables and as one JSON document."""
 
 import asyncio
 import importlib.metadata
@@ -50,7 +50,7 @@ class Report:
     tables: list[tuple[str, list[Row]]] = field(default_factory=list)
 
     def deliver(self, file: Path | None) -> None:
-        """Print the tables and write it as JSON, with every single run, to `file`, or with - print that instead."""
+        """Print the tables and write all runs as JSON to `file`; with -, print the JSON instead."""
         whole = {
             "benchmark": self.benchmark,
             "conditions": self.conditions,
@@ -76,7 +76,7 @@ def numbers(text: str | tuple[float, ...]) -> tuple[float, ...]:
     except ValueError:
         found = (-1,)
     if min(found, default=1) <= 0:
-        raise typer.BadParameter(f"{text!r} is no list of numbers like 1,8,32")
+        raise typer.BadParameter(f"{text!r} is not a list of numbers like 1,8,32")
     return found
 
 
@@ -98,7 +98,7 @@ MaxTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens of each a
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A command with the options of all commands, which are the fields; a subclass adds its own and `measure`.
+    """A command with the common options, which are the fields; a subclass adds its own and `measure`.
 
     This file is without `from __future__ import annotations`: typer reads the fields in the subclass's module.
     """
@@ -114,7 +114,7 @@ class Benchmark:
     method: ClassVar[str]
 
     async def measure(self) -> Report:
-        """Start what is measured, and measure it. Raises `BenchError`."""
+        """Start the servers and measure them. Raises `BenchError`."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -125,7 +125,7 @@ class Benchmark:
         return open_workspace(self.models, self.model, self.weights_dir, **how)
 
     def begin(self, place: Workspace) -> Report:
-        """Begin a report, under the conditions of now."""
+        """Begin a report, with the present conditions."""
         return Report(type(self).__name__.lower(), asdict(self) | {"method": self.method}, conditions(place))
 
     @asynccontextmanager
@@ -153,7 +153,7 @@ def conditions(place: Workspace) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide how fast a server is, where they are installed."""
+    """Return the versions of installed packages that decide how fast a server is."""
     return {one.name: one.version for one in importlib.metadata.distributions() if one.name in _DISTRIBUTIONS}
 
 
@@ -171,7 +171,7 @@ def medians(runs: Sequence[Figures]) -> Figures:
 def paired_ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures:
     """Return, figure by figure, the median of the ratios taken within each repeat; None where one is missing or 0.
 
-    A machine that slows down slows both runs of a repeat, and leaves their ratio alone.
+    If the machine slows down, it slows both runs of a repeat, so their ratio stays.
     """
     found: list[Figures] = []
     for mine, other in zip(ours, theirs, strict=True):
@@ -192,7 +192,7 @@ async def in_turns(
 ) -> Row:
     """Measure every target `repeats` times, with the number of the repeat; progress goes to stderr.
 
-    Neighbouring runs are compared, so that a machine that slows down slows both; the first changes with each repeat.
+    Neighbouring runs are compared, so that a slow phase of the machine slows both; the first target changes each time.
     """
     runs: dict[str, list[Figures]] = {name: [] for name in targets}
     for repeat in range(repeats):
@@ -204,7 +204,7 @@ async def in_turns(
 
 
 def shown(value: float | None, decimals: int | None = None) -> str:
-    """Return three figures of a number, or as many decimals as asked for; a dash for None."""
+    """Format a number with three significant figures, or with `decimals`; a dash for None."""
     if value is None:
         return "-"
     if decimals is None:

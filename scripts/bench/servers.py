@@ -1,7 +1,7 @@
 """What is measured: a real `hearth serve` in a temporary folder with a models.yaml of its own, and what it uses.
 
-Beside it a real `vllm serve` with the engine settings of Hearth's engine, and vLLM's Python or Rust front end. For that
-names of Hearth's backend that are not public are used here, and nowhere else in this folder.
+Beside it a real `vllm serve` with the settings of Hearth's engine, and vLLM's Python or Rust front end. This uses
+private names of Hearth's backend, and nothing else in this folder does.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ _POLL_SECONDS = 0.2
 _GET_SECONDS = 10.0
 _STOP_SECONDS = 20.0
 _VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
-# It ends over these (0.32). Ours has nothing to set them for: without pictures there is nothing to cache.
+# The Rust front end ends with these (0.32). Without pictures there is nothing to cache, so they are left out.
 _REFUSED_BY_RUST = frozenset({"mm_processor_cache_gb"})
 _UNEQUAL = (
     "Hearth checks a key, counts its usage and queues by key; vllm serve is asked without a key",
     "vllm serve's engine is vLLM's as it is installed, without Hearth's plugin",
     "Hearth's engine is forked from a process that has its imports, vllm serve's starts from nothing",
     "Hearth compiles schemas in a process of its own",
-    "where models are compiled, vllm serve also compiles single functions at their first use; Hearth never does",
+    "if models are compiled, vllm serve also compiles single functions at their first use; Hearth never does",
 )
 _PLUGINS = "vllm.general_plugins"
 
@@ -116,7 +116,7 @@ def open_workspace(  # noqa: PLR0913  # most are rare
 
 
 def environment(data: Path, weights_dir: Path, models: Path) -> dict[str, str]:
-    """Return ours with these folders, one OpenMP thread by default, and no setting of a server that may run here."""
+    """Return our environment with these folders, one OpenMP thread by default, and no other settings of a server."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "PYTHONPATH"))}
     own = {"HEARTH_DATA_DIR": data, "HEARTH_WEIGHTS_DIR": weights_dir, "HEARTH_MODELS": models}
     return {"OMP_NUM_THREADS": "1", **inherited} | {name: str(path) for name, path in own.items()}
@@ -145,7 +145,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process that was started; everything else is below it."""
+        """The process that was started; all others are its children."""
         return self.process.pid
 
     def ask(self, path: str, body: object = None) -> tuple[int, bytes]:
@@ -166,7 +166,7 @@ class Server:
         return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
 
     async def measure(self, job: Any, generator: Work | None = None) -> "tuple[Any, Usage]":
-        """Do one run and meter the server's processes meanwhile; return its result. Raises `BenchError`."""
+        """Do one run and measure the server's processes meanwhile; return both. Raises `BenchError`."""
         api, engine = family(self.pid)
         before = cpu_seconds(api), cpu_seconds(engine)
         try:
@@ -183,7 +183,7 @@ class Server:
         return [sum(float(line[-1]) for line in lines if line[0].partition("{")[0] == name) for name in names]
 
     async def more_keys(self, count: int) -> list[str]:
-        """Make keys by the server's own. Raises `BenchError`."""
+        """Make keys with the server's key. Raises `BenchError`."""
         found = []
         for number in range(count):
             body = {"name": f"key {number}", "tier": TIER, "scopes": ["chat"]}
@@ -195,7 +195,7 @@ class Server:
 
     async def states(self) -> dict[str, str]:
         """Return the state of each model, nothing while nothing listens. Raises `BenchError` if one cannot load."""
-        if self.name != HEARTH:  # it tells only whether it is ready
+        if self.name != HEARTH:  # it only tells whether it is ready
             return {self.model: "ready"} if (await asyncio.to_thread(self.ask, "/health"))[0] == 200 else {}
         _, body = await asyncio.to_thread(self.ask, "/health/ready")
         found = msgspec.json.decode(body).get("models", {}) if body else {}
@@ -204,7 +204,7 @@ class Server:
         return {name: model["status"] for name, model in found.items()}
 
     async def ready(self) -> None:
-        """Wait until all its models are. Raises `BenchError` if the server ends, cannot load, or takes too long."""
+        """Wait until all models are ready. Raises `BenchError` if the server ends, cannot load, or takes too long."""
         try:
             async with asyncio.timeout(_START_SECONDS):
                 while not (states := await self.states()) or not ANSWERS.issuperset(states.values()):
@@ -213,13 +213,13 @@ class Server:
             raise BenchError(f"The server was not ready after {_START_SECONDS:.0f} s.{tail(self.log)}") from None
 
     async def pause(self, seconds: float) -> None:
-        """Let it work. Raises `BenchError` if it has ended."""
+        """Wait. Raises `BenchError` if the server has ended."""
         if self.process.returncode is not None:
             raise BenchError(f"The server ended by itself.{tail(self.log)}")
         await asyncio.sleep(seconds)
 
     async def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = _STOP_SECONDS) -> int:
-        """Send a signal and return the exit code; after a while kill it with all that it started."""
+        """Send a signal and return the exit code; after a while kill the server with its children."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
         try:
@@ -313,12 +313,12 @@ def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:
-    """Return the processor time that processes have used together. Raises `psutil.Error` if one has ended."""
+    """Return the CPU time that processes have used together. Raises `psutil.Error` if one has ended."""
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def pss_bytes(processes: list[psutil.Process]) -> int:
-    """Return the memory of processes, their part of what they share, 0 where the kernel does not say."""
+    """Return the PSS of processes; 0 if the kernel does not tell."""
     found = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -342,7 +342,7 @@ async def start_vllm(place: Workspace, rust: Path | None = None) -> Server:
 
 
 def unequal(*, rust: bool) -> list[str]:
-    """Return what of it differs from Hearth, in sentences."""
+    """Return how `vllm serve` differs from Hearth, in sentences."""
     return [*_UNEQUAL, *(f"the Rust front end does not take {name}" for name in _REFUSED_BY_RUST if rust)]
 
 
@@ -351,8 +351,8 @@ def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
     spec, folder, _ = planned(place)
     unused = cast("Any", None)  # its processes are not ours to start
     launch = Launch(spec, folder, unused, unused, compiled=_is_compiled(spec))
-    arguments = engine_arguments(launch)  # so that they cannot drift apart
-    arguments.pop("ir_op_priority", None)  # kernels that Hearth's plugin brings
+    arguments = engine_arguments(launch)  # Hearth's own, so that they stay the same
+    arguments.pop("ir_op_priority", None)  # for kernels of Hearth's plugin
     if rust:
         arguments = {name: value for name, value in arguments.items() if name not in _REFUSED_BY_RUST}
     return [arguments.pop("model"), *flags(arguments)]
@@ -363,7 +363,7 @@ def planned(place: Workspace) -> tuple[ChatModelSpec, Path, bool]:
     config = load_config(place.models)
     spec = config.models[place.model]
     if not isinstance(spec, ChatModelSpec):
-        raise BenchError(f"{spec.id} is no chat model. Choose one with --model.")
+        raise BenchError(f"{spec.id} is not a chat model. Choose one with --model.")
     hardware = read_hardware()
     plan = Planned(config, place.weights_dir, None, replace(hardware, gpus=()) if backend.runs_on_cpu() else hardware)
     folder, is_demo = plan.folder(spec)
@@ -385,7 +385,7 @@ def flags(arguments: dict[str, Any]) -> list[str]:
 
 
 def _is_compiled(spec: Any) -> bool:
-    """As Hearth starts it where it has compiled nothing before."""
+    """Whether Hearth would start it compiled, if nothing was compiled before."""
     asked = spec.engine.enforce_eager
     return not asked if asked is not None else not backend.runs_on_cpu()
 
@@ -406,8 +406,8 @@ def _vllm_environment(place: Workspace, rust: Path | None) -> dict[str, str]:
 
 
 def _named_vllm(place: Workspace) -> Path:
-    """Make a folder for PYTHONPATH in which vLLM finds its own name: the wheel for CPUs has another, and it ends."""
-    version = f"{_vllm_version()}+cpu"  # by this it knows what it was built for
+    """Make a folder for PYTHONPATH with metadata of the name vllm: without it vLLM's wheel for CPUs ends."""
+    version = f"{_vllm_version()}+cpu"  # vLLM reads from this what it was built for
     metadata = place.folder / "vllm-name" / f"vllm-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True, exist_ok=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Makes the parts of docs/ that come of data: its pictures, and the tables of docs/gpu.md.
+"""Makes the parts of docs/ that come from data: pictures, and the tables of docs/gpu.md.
 
 `.venv/bin/python scripts/pages/figures.py` writes all: plots of docs/benchmarks.json, the memory of a 24 GiB card as
-planned, the states of a model, each light or dark as the reader's system is; and the plans of the machines of
+planned, the states of a model, each light or dark like the reader's system; and the plans of the machines of
 tests/engine/golden_plans. tests/scripts/test_figures.py keeps them true. Terminals: tests/docs/test_recordings.py.
 """
 
@@ -191,7 +191,7 @@ def states() -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Return each file of docs/ with what it should contain."""
+    """Return the content of each file in docs/."""
     measured = json.loads((DOCS / "benchmarks.json").read_text(encoding="utf-8"))
     return {
         "bench-chat.svg": chat_bars(measured),
@@ -205,13 +205,13 @@ PAGE = DOCS / "gpu.md"
 MACHINES = ("1x8", "1x12", "1x16", "1x22.5", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80")
 # A question with its answer, as people chat; agents send ten times as much.
 CHAT_TOKENS = 4096
-# Of people who chat, one in so many waits for an answer at any moment.
+# One in so many people who chat waits for an answer at any moment.
 PEOPLE_PER_CHAT = 10
 _HEAD = ("GPUs", "`service-plus`", "`service-pro`", "`service-image`", "short chats at once", "people")
 
 
 def page(written: str, config: Config) -> str:
-    """Return the page with its tables as they are now, each between its two comments."""
+    """Return the page with new tables, each between its two comments."""
     for prefer in get_args(Prefer):
         made = f"<!-- {prefer} -->\n{table(config, prefer)}<!-- end -->"
         written = re.sub(rf"<!-- {prefer} -->\n.*?<!-- end -->", made, written, count=1, flags=re.DOTALL)
@@ -219,7 +219,7 @@ def page(written: str, config: Config) -> str:
 
 
 def table(config: Config, prefer: Prefer) -> str:
-    """Return the plans of all machines as a table in Markdown; for `quality` only those that it changes."""
+    """Return the plans of all machines as a Markdown table; for `quality` only those that it changes."""
     plans = [_row(config, shape, prefer) for shape in MACHINES]
     if prefer == "quality":
         plans = [row for row, shape in zip(plans, MACHINES, strict=True) if row != _row(config, shape, "resident")]

@@ -1,4 +1,4 @@
-"""For `scripts/docs`: the site holds docs/ alone, so a link to a file elsewhere becomes the name of that file."""
+"""For `scripts/docs`: the site has only docs/, so a link to a file elsewhere becomes the name of that file."""
 
 import re
 

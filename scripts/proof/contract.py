@@ -1,6 +1,6 @@
-"""The core of the contract, asked of a model that serves: each check says what it saw, or raises what is wrong.
+"""The core of the API's contract, checked on a served model: each check returns what it saw, or raises what is wrong.
 
-The checks ask for forms, not for knowledge, so that they also hold for weights that were never trained.
+The checks need forms, not knowledge, so they also pass with weights that were never trained.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": _
 
 
 class Question:
-    """Chat requests of one model. `closed`: it is asked not to think, and what it says is not looked at."""
+    """Chat requests of one model. `closed`: it is asked not to reason, and reasoning is ignored."""
 
     def __init__(self, server: Server, model: str, *, closed: bool) -> None:
         self._server, self._model, self.closed = server, model, closed
@@ -85,7 +85,7 @@ def fields(ask: Question) -> dict[str, Any]:
 
 
 def errors(ask: Question) -> dict[str, Any]:
-    """What is wrong with a request is said with the status, the type and the code of the contract."""
+    """Wrong requests get the status, type and code of the contract."""
     cases: dict[str, tuple[dict[str, Any], int, str]] = {
         "unknown model": ({"model": "no-such-model"}, 404, "model_not_found"),
         "bad field": ({"temperature": 9}, 400, "invalid_value"),
@@ -102,7 +102,7 @@ def errors(ask: Question) -> dict[str, Any]:
 
 
 def schema(ask: Question) -> dict[str, Any]:
-    """JSON by a schema holds to it, streamed as well."""
+    """JSON with a schema follows it, streamed too."""
     wanted = {"type": "json_schema", "json_schema": {"name": "trip", "schema": _SCHEMA, "strict": True}}
     answer = ask.whole(response_format=wanted)["choices"][0]
     _by_schema(answer["message"]["content"] or "", answer)
@@ -110,7 +110,7 @@ def schema(ask: Question) -> dict[str, Any]:
 
 
 def forced_call(ask: Question) -> dict[str, Any]:
-    """A forced call holds to its schema, streamed and whole."""
+    """A forced call follows its schema, streamed and whole."""
     forced = {"tools": [_TOOL], "tool_choice": "required"}
     answer = ask.whole(**forced)["choices"][0]
     calls = answer["message"].get("tool_calls") or [{"function": {"arguments": ""}}]
@@ -123,7 +123,7 @@ def forced_call(ask: Question) -> dict[str, Any]:
 
 
 def batch(ask: Question, server: Server) -> dict[str, Any]:
-    """A batch answers in order, and a bad item is its own."""
+    """A batch answers in order, and a bad item fails alone."""
     good, bad = ask.body(max_tokens=8), ask.body(temperature=9)
     status, answer = server.ask(f"{_CHAT}/batch", {"requests": [good, bad, good, good]})
     found: Any = json.loads(answer) if status == 200 else {"counts": answer[:200].decode(errors="replace")}
@@ -133,7 +133,7 @@ def batch(ask: Question, server: Server) -> dict[str, Any]:
 
 
 class NeverDoneError(BenchError):
-    """The answer was cut before it began: a model that thinks first, and was never trained to stop."""
+    """The answer was cut before it began: the model reasons first, and was never trained to stop."""
 
 
 def _by_schema(text: str, answer: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Proves a machine: every model of the plan is loaded, asked, measured, compared with its plan, and killed once.
 
-Writes proof.json and proof.md, and the servers' logs beside them. Each step says what it saw; one that fails says why,
-and the others go on. It works on any machine: without a GPU it is a rehearsal, with demo models or small random ones.
+Writes proof.json and proof.md, and the servers' logs beside them. Each step reports what it saw, or why it failed, and
+the others go on. It works on any machine: without a GPU it is a rehearsal, with demo models or small random ones.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _ATTEMPTS = 4
 _ANSWER_TOKENS = 128
 _ANSWERS = 16  # at least so many are measured: two of one stream are over in a second
 _TURNS = 2  # of Hearth and `vllm serve`, one after the other: the load of a machine changes
-_EDGES = (64, 4096)  # of pictures; the second is more than any model is given at once
-_OVER = 1.05  # of planned memory, that a model may use before its step fails
+_EDGES = (64, 4096)  # of pictures; the second is more than any model gets unscaled
+_OVER = 1.05  # times the planned memory: above that the step fails
 
 
 class Proving:
@@ -106,7 +106,7 @@ class Proving:
 
     async def _probe(self) -> dict[str, Any]:
         for gpu in self.hardware.gpus:
-            # In a process of its own, which leaves nothing on the GPU.
+            # In a process of its own, so that nothing stays on the GPU.
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu.index)}
             command = [sys.executable, str(ROOT / "scripts/proof/report.py")]
             measured = partial(subprocess.run, command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -122,7 +122,7 @@ class Proving:
         return {one.id: _in_words(one) for one in found.models}
 
     async def _make_random(self) -> None:
-        """Write folders for what is planned, and a models.yaml that has vLLM fill them."""
+        """Write folders for the planned variants, and a models.yaml with which vLLM fills them."""
         entries = model_entries(self.given.models)
         self.models, self.weights = self.folder / "models.yaml", self.folder / "weights"
         self.weights.mkdir()
@@ -188,7 +188,7 @@ class Proving:
         if not await proof.try_step(
             "start: all models answer or await their turn", partial(_ready, server), _LOAD_SECONDS
         ):
-            say("Some models did not load; the others are tried.")
+            say("Some models did not load; the others are tested.")
         with load_generator(place.environment, place.log("load")) as server.generator:
             for model in (await _get(server, "/v1/models"))["data"]:
                 await self._prove_model(server, model["id"], set(model["capabilities"]))
@@ -238,7 +238,7 @@ class Proving:
             raise
 
     async def _speed(self, server: Server, name: str, streams: int) -> dict[str, Any]:
-        """Measure, and compare with what reading the weights alone would take."""
+        """Measure, and compare with the time for reading the weights."""
         found = await _measured(server, name, streams)
         if name not in self.chats:
             self.chats.append(name)
@@ -246,7 +246,7 @@ class Proving:
         return found | ({} if limit is None else {"of_the_memory_limit": f"{found['tokens_per_second'] / limit:.0%}"})
 
     def _limit(self, name: str, streams: int) -> float | None:
-        """Return the tokens a second that the memory allows; None for a demo, whose weights are in the caches."""
+        """Return the tokens a second that the memory allows; None for a demo, whose weights fit into caches."""
         placed = next((one for one in self.placed if one.id == name), None)
         if placed is None or placed.variant is None or not placed.gpus or self.weights is None:
             return None
@@ -288,7 +288,7 @@ class Proving:
         return found | {"loads_of_the_machine": loads}
 
     async def _memory(self, server: Server) -> dict[str, Any]:
-        """Compare for each model what the plan gave it with what it has; of GPUs where there are any."""
+        """Compare each model's planned memory with what it has, on GPUs if there are any."""
         found, over = {}, []
         for model in (await _get(server, "/v1/admin/status"))["models"]:
             memory = model["memory"]
@@ -314,7 +314,7 @@ def _of(listed: Any, name: str) -> Any:
 
 
 async def _get(server: Server, path: str) -> Any:
-    """Ask again where nothing came within ten seconds: a busy machine is no fault of the step."""
+    """Ask again if no answer came within ten seconds: a busy machine must not fail the step."""
     answer = (0, b"")
     for _ in range(_ATTEMPTS):
         if (answer := await asyncio.to_thread(server.ask, path))[0]:
@@ -353,7 +353,7 @@ async def _picture(question: contract.Question, edge: int) -> dict[str, Any]:
 
 
 async def _measured(server: Server, name: str, streams: int) -> dict[str, Any]:
-    """Measure two answers of each stream or more; a job ends with the first that is no success."""
+    """Measure two or more answers of each stream; a job ends with the first that is not a success."""
     server.model = name
     label = f"{name}-{streams}-{time.monotonic_ns()}"
     warm = server.chat(f"warm {label}", _ANSWER_TOKENS, streams=streams, requests=streams)
@@ -366,7 +366,7 @@ async def _measured(server: Server, name: str, streams: int) -> dict[str, Any]:
         "api_cpu_seconds": round(usage.api_cpu_seconds, 1),
         "load_of_the_machine": round(os.getloadavg()[0], 1),
     }
-    firsts = sorted(result.first_texts)  # none, where all text is thought
+    firsts = sorted(result.first_texts)  # none, if all text is reasoning
     return found | ({"first_token_ms": round(firsts[len(firsts) // 2] * 1000)} if firsts else {})
 
 
@@ -390,7 +390,7 @@ async def _vectors(server: Server, name: str) -> dict[str, Any]:
 
 
 async def _doctor(place: Workspace) -> dict[str, Any]:
-    """Have `hearth doctor` ask every endpoint of every model."""
+    """Have `hearth doctor` test every endpoint with every model."""
     command = (str(place.hearth), "doctor", "--unloaded", "--json")
     done = await anyio.run_process(command, env=place.environment, check=False)
     asked = [one for one in json.loads(done.stdout)["findings"] if one["area"] == "self-test"]
@@ -412,7 +412,7 @@ async def _awake(server: Server, name: str, capabilities: set[str]) -> float:
 
 
 async def _turns(server: Server, placed: tuple[Placed, ...]) -> dict[str, Any]:
-    """Ask the models that share a device in turns, twice each; the states are those of the others meanwhile."""
+    """Ask the models that share a device in turns, twice each; report the states of the others meanwhile."""
     known = {one["id"]: set(one["capabilities"]) for one in (await _get(server, "/v1/models"))["data"]}
     names = [one.id for one in placed if one.swap_by is not None and one.id in known]
     if len(names) < 2:
@@ -428,7 +428,7 @@ async def _turns(server: Server, placed: tuple[Placed, ...]) -> dict[str, Any]:
 
 
 async def _ready_chat(server: Server) -> Any:
-    """Return the state of a chat model that is loaded, if need be now."""
+    """Return the state of a loaded chat model, after loading one if necessary."""
     chats = [one for one in (await _get(server, "/v1/models"))["data"] if "chat" in one["capabilities"]]
     if not chats:
         raise Skipped("there is no chat model")

@@ -1,6 +1,6 @@
-"""Measures images on this machine: one by one and joined, at 512 and 1024, with peaks of memory.
+"""Measures images on this machine: one by one and batched, at 512 and 1024, with peaks of memory.
 
-They are made by pipelines that were never trained, of the shapes of the shipped variants, or small ones of the same
+Pipelines that were never trained make them, with the shapes of the shipped variants, or small ones with the same
 parts. Needs no vLLM and no server: torch, diffusers, transformers, accelerate, pydantic, msgspec and PyYAML, and no
 download:
 
@@ -85,12 +85,12 @@ async def prove_images(proof: Proof, profiles: Sequence[str], *, small: bool) ->
 
 
 def write_random(profile: str, folder: Path, *, small: bool) -> dict[str, Any]:
-    """Write a pipeline that was never trained; return its size. Raises `Skipped` where the disk has no room."""
+    """Write a pipeline that was never trained; return its size. Raises `Skipped` if the disk has no room."""
     free = shutil.disk_usage(folder.parent).free
     if not small and free < _DISK_GIB[profile] * GIB:
         needed = f"{_DISK_GIB[profile]} GiB are needed in {folder.parent}"
         raise Skipped(f"{needed}, and {free / GIB:.0f} are free: set TMPDIR")
-    # In a process of its own: what it leaves on the GPU would be counted to what is loaded.
+    # In a process of its own: else its memory on the GPU would count for the loaded model.
     command = [sys.executable, __file__, "--profiles", profile, "--write", str(folder)]
     subprocess.run([*command, *(["--small"] if small else [])], check=True)
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,7 +1,7 @@
 """Folders of chat models that were never trained: the shapes of the shipped variants, a tokenizer, and no weights.
 
-vLLM fills such a model with random numbers (`load_format: dummy`), so that a machine can be tried without a download.
-Small ones have the same parts, and two or four narrow layers: for a CPU.
+vLLM fills such a model with random numbers (`load_format: dummy`), so a machine can be tested without a download.
+Small ones, for a CPU, have the same parts with two or four narrow layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINEAR = {
     "head_dim": 256,
     "mamba_ssm_dtype": "float32",
 }
-# As published in each repository's config.json: layers, width, width inside, heads, heads of keys and values.
+# From each repository's config.json: layers, hidden size, intermediate size, heads, KV heads.
 _QWEN35: dict[str, tuple[tuple[int, int, int, int, int], dict[str, Any]]] = {
     "qwen3.6-27b": ((64, 5120, 17408, 24, 4), {"linear_num_value_heads": 48}),
     "qwen3.5-9b": ((32, 4096, 12288, 16, 4), {"linear_num_value_heads": 32}),
@@ -92,7 +92,7 @@ _TEMPLATE = """\
 
 {% endif %}{%- endif -%}
 """
-# vLLM writes the prompts itself; this says that the model takes tools.
+# vLLM makes the prompts itself; this tells that the model takes tools.
 _HARMONY_TEMPLATE = """\
 {%- if tools -%}{{ tools | tojson }}{%- endif -%}
 {%- for message in messages -%}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{%- endfor -%}
@@ -137,7 +137,7 @@ def shape(name: str) -> Any:
 
 
 def write(variant: VariantSpec, folder: Path, *, small: bool) -> None:
-    """Write a folder that Hearth takes for the whole variant. Raises `KeyError` for one whose shape is not known."""
+    """Write a folder that Hearth takes for the whole variant. Raises `KeyError` for one of unknown shape."""
     folder.mkdir(parents=True)
     config = shape(variant.id)
     sees = hasattr(config, "vision_config")
@@ -156,13 +156,13 @@ def write(variant: VariantSpec, folder: Path, *, small: bool) -> None:
         written["quantization_config"] = _number_format(variant)
     (folder / "config.json").write_text(json.dumps(written, indent=1))
     (_processor(tokenizer) if sees else tokenizer).save_pretrained(folder)
-    # Never read: there is one so that the folder looks like a model's.
+    # Never read: it makes the folder look like a model's.
     save_file({"unused": np.zeros(1, np.float32)}, folder / "model.safetensors")
     complete(variant, folder)
 
 
 def complete(variant: VariantSpec, folder: Path) -> None:
-    """Write a manifest, with which Hearth takes the folder for a fetched one; its hashes are none."""
+    """Write a manifest, with which Hearth takes the folder for a fetched one; its hashes are not real."""
     files = [
         ModelFile(path=path.relative_to(folder).as_posix(), size_bytes=path.stat().st_size, sha256="0" * 64)
         for path in sorted(folder.rglob("*"))
@@ -223,7 +223,7 @@ def _shrink(config: Any, text: Any, *, sees: bool) -> None:
 
 
 def _number_format(variant: VariantSpec) -> dict[str, Any]:
-    """Return what the repository says of its numbers; those of RedHatAI and cyankiwi are compressed-tensors."""
+    """Return the repository's quantization config; those of RedHatAI and cyankiwi are compressed-tensors."""
     if variant.quantization == "awq" or (variant.repository or "").startswith("RedHatAI/"):
         common = {"num_bits": 8, "type": "float", "symmetric": True}
         weights = common | {"strategy": "channel", "dynamic": False}
@@ -251,7 +251,7 @@ def _number_format(variant: VariantSpec) -> dict[str, Any]:
 
 
 def _tokenizer(words: int) -> Any:
-    """A word for each number that the model may say: bytes, marks, and words that stand for nothing."""
+    """A token for each id that the model may generate: bytes, marks, and words without meaning."""
     names = [*bytes_to_unicode().values(), *MARKS, *_PLAIN_MARKS]
     names += [f"Ġw{number}" for number in range(words - len(names))]
     bpe = Tokenizer(models.BPE(vocab={name: place for place, name in enumerate(names)}, merges=[]))
@@ -274,11 +274,11 @@ def _harmony_tokenizer() -> Any:
 
     encoding, letters = get_encoding(), bytes_to_unicode()
     marks = {encoding.encode(mark, allowed_special="all")[0]: mark for mark in encoding.special_tokens_set}
-    names, inner = {}, encoding._inner  # noqa: SLF001  # it has no public way to a token's bytes
+    names, inner = {}, encoding._inner  # noqa: SLF001  # a token's bytes are not public
     for number in range(201_088):
         try:
             written = marks.get(number) or "".join(map(letters.__getitem__, inner.decode_bytes([number])))
-        except Exception:  # noqa: BLE001  # a number that stands for nothing
+        except Exception:  # noqa: BLE001  # an id without a token
             written = f"<|unused_{number}|>"
         names[written] = number
     bpe = Tokenizer(models.BPE(vocab=names, merges=[]))

@@ -1,7 +1,7 @@
-"""What a proof saw, and what memory allows: steps with figures, and the tokens a second that they are compared with.
+"""The report of a proof: steps with figures, and the tokens a second that memory allows, to compare with.
 
-A step may fail or run out of time without ending the others. As a program it prints how fast memory is: torch alone is
-needed for that, and nothing stays on the GPU.
+A step may fail or run out of time without ending the others. As a program it prints how fast memory is: that needs only
+torch, and nothing stays on the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMES = 8
 
 @dataclass
 class Step:
-    """One thing that was tried. `figures` are numbers with their unit in the name, or short words."""
+    """One step. `figures` are numbers with their unit in the name, or short words."""
 
     name: str
     passed: bool = True
@@ -29,16 +29,16 @@ class Step:
     figures: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
     skipped: bool = False
-    """Whether this machine has nothing to try it with; `problem` says what is missing."""
+    """This machine cannot run it; `problem` says what is missing."""
 
 
 class Skipped(Exception):  # noqa: N818  # no error
-    """There is nothing to try here; the message says what is missing."""
+    """This machine cannot run the step; the message says what is missing."""
 
 
 @dataclass
 class Proof:
-    """All steps on one machine. Written to `out` after each, so that nothing is lost where the machine stops."""
+    """All steps on one machine. Written to `out` after each, so that nothing is lost if the machine stops."""
 
     machine: str
     driver: str | None
@@ -51,7 +51,7 @@ class Proof:
     async def try_step(
         self, name: str, work: Callable[[], Awaitable[dict[str, Any]]], limit_seconds: float = 900.0
     ) -> bool:
-        """Do one step; whatever it raises is its problem, and no other step's. Return whether it passed."""
+        """Do one step; an error ends only this step. Return whether it passed."""
         print(f"[{time.strftime('%H:%M:%S')}] {name}", file=sys.stderr, flush=True)
         step, begun = Step(name), time.monotonic()
         try:
@@ -96,7 +96,7 @@ def as_markdown(proof: Proof) -> str:
 
 
 def bandwidth() -> float:
-    """Return the bytes a second that a large copy on the GPU reads and writes, the best of some."""
+    """Return the bytes a second that a large copy on the GPU reads and writes, the best of several."""
     import torch
 
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
@@ -112,15 +112,15 @@ def bandwidth() -> float:
 
 
 def tokens_per_second(config: dict[str, Any], weights_bytes: float, streams: int, bytes_per_second: float) -> float:
-    """Return how many tokens a second can be made where all weights that a step uses are read once for it.
+    """Return how many tokens a second are possible if each step reads the weights that it uses once.
 
-    KV caches, which are read as well, are left out: they are small beside the weights for short conversations.
+    KV caches, which are read too, are left out: for short conversations they are small compared to the weights.
     """
     return streams * bytes_per_second / (weights_bytes * _part_used(config, streams))
 
 
 def _part_used(config: dict[str, Any], tokens: int) -> float:
-    """Return which part of the weights a step of so many tokens reads: of experts those that any token is sent to."""
+    """Return which part of the weights a step of so many tokens reads: of experts only those that a token uses."""
     text: dict[str, Any] = config.get("text_config") or config
     experts = text.get("num_experts") or text.get("num_local_experts")
     if not experts:

@@ -25,7 +25,7 @@ from soak.faults import Faults, Hearth
 from soak.invariants import INVARIANTS, Judge, Level, Outcome, UsageLedger, access_problems, grown
 from soak.traffic import Ask, asks
 
-_DEADLINE_SECONDS = 120.0  # an image takes 40 s while models load on two cores that others use, too
+_DEADLINE_SECONDS = 120.0  # an image takes 40 s while models load on two shared cores
 _SAMPLE_SECONDS = 5.0
 _KEYS_SECONDS = 45.0
 _PAUSE_SECONDS = 600.0
@@ -95,7 +95,7 @@ class Soak:
             self.judge.break_("answers", f"not understood: {error!r}")
 
     async def _one(self, session: aiohttp.ClientSession, ask: Ask, number: int) -> None:
-        """Send one request, judge what becomes of it, and follow the link in its answer."""
+        """Send one request, judge its outcome, and follow the link in its answer."""
         dice, name = random.Random(f"{self.seed} {number}"), "enhanced" if ask.enhanced else "standard"  # noqa: S311
         leaves = not ask.careless and not ask.without_key and dice.random() < _LEAVING
         if ask.careless:
@@ -123,7 +123,7 @@ class Soak:
             await self._one(session, follow, -number)
 
     async def _ask(self, session: aiohttp.ClientSession, one: Outcome, key: str, leaves: random.Random | None) -> None:
-        """Read the whole answer; or leave before it, or in the middle of it."""
+        """Read the whole answer; or disconnect before it, or in the middle."""
         headers = {"X-Request-Id": one.request_id, "Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         body = one.ask.body if isinstance(one.ask.body, bytes | None) else json.dumps(one.ask.body).encode()
@@ -149,7 +149,7 @@ class Soak:
             if time.monotonic() >= next_fault:
                 fault = await self.faults.next()
                 took = "not" if fault.recovered_seconds is None else f"after {fault.recovered_seconds:.1f} s"
-                say(f"  fault: {fault.name}; all was well again {took}")
+                say(f"  fault: {fault.name}; recovered {took}")
                 next_fault = time.monotonic() + self.fault_seconds
             elif time.monotonic() >= pause:
                 await self._compare()
@@ -162,7 +162,7 @@ class Soak:
         await self._compare()
 
     async def _compare(self) -> None:
-        """Send nothing until all is answered. Then nothing runs; usage and the access log agree with the answers."""
+        """Wait until all is answered: then nothing runs, and usage and the access log agree with the answers."""
         self._sending.clear()
         if self.running:
             await asyncio.wait(self.running)
@@ -180,7 +180,7 @@ class Soak:
             await asyncio.sleep(0.5)
         await asyncio.sleep(1)  # the access log is written a tenth of a second later
         _, found = await self.hearth.ask("GET", "/v1/usage?by=key,kind")
-        # What we ask ourselves, as the admin, is in no ledger.
+        # Our own requests, as the admin, are not in the ledger.
         rows = [row for row in (found["data"] if found else []) if row["key"] != self.hearth.admin_key[3:15]]
         for wrong in self.ledger.compare(rows):
             self.judge.break_("usage", wrong)
@@ -199,7 +199,7 @@ class Soak:
         return [json.loads(line) for line in new.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
 
     async def _sample(self) -> None:
-        """Read what processes hold, and see that models are ready where no fault is near."""
+        """Read memory, descriptors and threads of processes, and check that models are ready if no fault is near."""
         while True:
             asked = time.monotonic()
             status = await self.hearth.status()
@@ -212,18 +212,18 @@ class Soak:
                 ):
                     self.judge.break_("faults", f"without a fault: {bad}")
             elif calm and not any(window.opened > asked for window in self.judge.windows):
-                self.judge.break_("faults", "the server does not say how it stands")
+                self.judge.break_("faults", "the server's status does not answer")
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(60)
             minute, broken = (time.monotonic() - self.began) / 60, sum(self.judge.broken.values())
-            say(f"minute {minute:.0f}: {_counts(self.outcomes)}; {len(self.running)} under way; {broken} broken")
+            say(f"minute {minute:.0f}: {_counts(self.outcomes)}; {len(self.running)} running; {broken} broken")
 
 
 def report(soak: Soak) -> str:
-    """Return tables in Markdown: endpoints, faults, growth of processes, invariants and examples of broken ones."""
+    """Return Markdown tables: endpoints, faults, growth of processes, invariants and examples of broken ones."""
     growth, wrong = grown(soak.levels)
     for line in wrong:
         soak.judge.break_("memory", line)
@@ -292,9 +292,9 @@ def main(  # options
     hours: Annotated[float, typer.Option(min=0, help="How long, in hours; wins over --minutes.")] = 0.0,
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second.")] = 4.0,
     fault_minutes: Annotated[float, typer.Option(min=0.1, help="Minutes from one fault to the next.")] = 2.5,
-    seed: Annotated[int, typer.Option(help="Decides on the order of faults and requests.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides the order of faults and requests.")] = 1,
 ) -> None:
-    """Put a real server under mixed load and make faults; exit code 1 when an invariant was broken."""
+    """Put a real server under mixed load and make faults; exit code 1 if an invariant was broken."""
     folder = Path("var", f"soak-{datetime.now(UTC):%Y%m%d-%H%M%S}").absolute()
     folder.mkdir(parents=True)
     can_draw = importlib.util.find_spec("matplotlib") is not None
@@ -314,7 +314,7 @@ async def _run(soak: Soak, minutes: float) -> None:
         asyncio.get_running_loop().add_signal_handler(number, soak.over.set)
     try:
         await soak.run(minutes)
-    except Exception as error:  # noqa: BLE001  # what was seen until then is worth a report
+    except Exception as error:  # noqa: BLE001  # report what was seen until then
         traceback.print_exc()
         soak.judge.break_("faults", f"the soak cannot go on: {error!r}")
 

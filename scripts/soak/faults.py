@@ -23,10 +23,10 @@ from bench.servers import HEARTH, Server, Workspace, environment, family, free_p
 from soak.invariants import Judge, Level, UsageLedger, Window
 from soak.traffic import IMAGE, PLUS, PRO, VOICE
 
-_BACK_SECONDS = 600.0  # on a machine that others use, too
+_BACK_SECONDS = 600.0  # on a shared machine
 _END_SECONDS = 60.0  # HEARTH_DRAIN_SECONDS is 30
 _POLL_SECONDS = 0.25
-_KEY_SECONDS = 10.0  # docs/keys.md: a change of a key holds within so long
+_KEY_SECONDS = 10.0  # docs/keys.md: a change of a key takes effect within this time
 _STALL_SECONDS = 10
 _CHATS = frozenset({PLUS, PRO})
 
@@ -68,7 +68,7 @@ class Hearth:
             self.admin_key = found[1]
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send the signal and wait for the end; after a while kill all of it. Returns the exit code."""
+        """Send the signal and wait for the end; after a while kill all processes. Returns the exit code."""
         return await self.server.stop(number, _END_SECONDS)
 
     async def command(self, *arguments: str) -> tuple[int, str]:
@@ -77,7 +77,7 @@ class Hearth:
         return done.returncode, (done.stderr if done.returncode else done.stdout).decode()
 
     async def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
-        """Ask as the admin, or with another key; what is no JSON is None, and status 0 says that nothing listens."""
+        """Ask as the admin, or with another key. An answer without JSON is None; status 0: nothing listens."""
         headers = {"Authorization": f"Bearer {self.admin_key if key is None else key}"}
         timeout = aiohttp.ClientTimeout(60)
         try:
@@ -103,19 +103,19 @@ class Hearth:
         return str(made["key"])
 
     def family(self) -> list[psutil.Process]:
-        """Return the API process and all below it, none where it has ended."""
+        """Return the API process and its children, none if it has ended."""
         with suppress(psutil.Error):
             return [one for part in family(self.pid) for one in part]
         return []
 
     def kill(self, part: str) -> None:
-        """Kill its processes whose command line has this part."""
+        """Kill processes of the server whose command line has this part."""
         for one in self.family():
             if part in _title(one):
                 one.kill()
 
     def levels(self, models: Mapping[int, str], seconds: float) -> list[Level]:
-        """Return what its processes hold; `models` names the model of a process id."""
+        """Return memory, descriptors and threads of its processes; `models` names the model of a process id."""
         found = []
         for one in self.family():
             with suppress(psutil.Error), one.oneshot():
@@ -144,7 +144,7 @@ def _lives(process: psutil.Process) -> bool:
 
 @dataclass
 class Fault:
-    """One fault that was made: when, and how long it took until all was well again (None: it did not become well)."""
+    """One fault: when it was made, and after how long the server had recovered (None: it did not)."""
 
     name: str
     at: float
@@ -178,7 +178,7 @@ class Faults:
         }
 
     async def next(self) -> Fault:
-        """Make the next one, and return when all is well again, or it has taken too long."""
+        """Make the next fault, and return when the server has recovered, or has taken too long."""
         if not self._left:  # each once, in another order every time
             self._left = self.source.sample([*self.kinds], len(self.kinds))
         name = self._left.pop()
@@ -241,7 +241,7 @@ class Faults:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _kill_api(self) -> None:
-        """A key is revoked and another made just before: both must be so afterwards."""
+        """A key is revoked and another made just before: both changes must survive."""
         hearth = self.hearth
         old = await hearth.make_key("soak: revoked before kill -9", "standard")
         new = await hearth.make_key("soak: made before kill -9", "standard")
@@ -273,7 +273,7 @@ class Faults:
             self.judge.break_("processes", f"after {what} these live: {[_title(one) for one in left]}")
 
     async def _reload_lightly(self) -> None:
-        """Nobody may notice, so that no window is opened. A wrong file comes first and changes nothing."""
+        """No window: no request may fail. A wrong file comes first and must change nothing."""
         hearth = self.hearth
         good = hearth.models_file.read_text(encoding="utf-8")
         hearth.models_file.write_text(good.replace("task: chat", "task: chess", 1), encoding="utf-8")
@@ -332,7 +332,7 @@ class Faults:
         await self._expect(key, "/v1/models", 401, at_once=True)
 
     async def _expect(self, key: str, path: str, status: int, *, at_once: bool = False) -> None:
-        """Ask until the key gets this status. Nothing is asked that would count as usage: the ledger would lack it."""
+        """Ask until the key gets this status, without usage, which the ledger would lack."""
         deadline = time.monotonic() + _KEY_SECONDS
         while True:
             asked = time.monotonic()

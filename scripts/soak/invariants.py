@@ -15,7 +15,7 @@ from soak.traffic import NOTHING, Ask, FailedError, Range, Used, WrongAnswerErro
 Ending: TypeAlias = Literal["answered", "left", "closed", "unanswered", "hung"]
 INVARIANTS = {
     "answers": "every answer with status 200 is right",
-    "errors": "errors have the contract's shape, and come only around faults or when asked for",
+    "errors": "errors have the contract's shape, and come only around faults or when provoked",
     "closed": "connections are closed without an answer only when the API process was ended",
     "hangs": "every request ends in time",
     "faults": "after a fault everything comes back in time, and nothing fails without one",
@@ -28,8 +28,8 @@ INVARIANTS = {
     "memory": "memory, descriptors and threads do not grow",
 }
 _KEPT_EXAMPLES = 5
-_AFTERWARDS_SECONDS = 2.0  # what was under way when a model came back may still be refused
-# docs/keys.md: a running server writes usage every 5 seconds. The write itself takes its time, too.
+_AFTERWARDS_SECONDS = 2.0  # requests that ran when a model came back may still be refused
+# docs/keys.md: a running server writes usage every 5 seconds. The write takes some time too.
 _UNWRITTEN_SECONDS = 7.0
 _SHAPE = {"message", "type", "param", "code"}
 _PASSING = {"server_overloaded", "model_loading", "engine_unavailable"}
@@ -54,7 +54,7 @@ class Window:
 
 @dataclass
 class Outcome:
-    """What became of one request. `status` and `body` are None and empty where no answer began."""
+    """The outcome of one request. `status` is None and `body` empty if no answer began."""
 
     ask: Ask
     key: str
@@ -66,7 +66,7 @@ class Outcome:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     limited: bool = False
-    """Its key has a limit that it is meant to meet."""
+    """Its key has a limit that it is meant to reach."""
     verdict: str = ""
     used: Range | None = None
 
@@ -87,7 +87,7 @@ class Judge:
         return [window for window in self.windows if window.allows(one.ask, one.began, one.ended)]
 
     def judge(self, one: Outcome) -> None:
-        """Set `verdict` (the outcome's name in the report) and `used` (within which bounds it used something)."""
+        """Set `verdict` (the outcome's name in the report) and `used` (bounds of its usage)."""
         one.used = (NOTHING, one.ask.most)
         near = self.windows_of(one)
         what = f"{one.ask.kind} {one.request_id}, status {one.status}, {one.ended - one.began:.1f} s"
@@ -98,7 +98,7 @@ class Judge:
             self.break_("hangs", what)
         elif one.ending in {"closed", "unanswered"}:
             one.verdict = "closed"
-            # Sound has no other way to say that it ends early than to be cut.
+            # Sound can only be cut to show that it ends early.
             cut = one.ask.book == "audio" and one.status == 200 and bool(near)
             idle = one.ending == "unanswered" and any(window.closes == "idle" for window in near)
             if not cut and not idle and not any(window.closes == "everything" for window in near):
@@ -155,7 +155,7 @@ def _shape_problem(error: Any) -> str:
 
 
 class UsageLedger:
-    """Adds up within which bounds each key has used something since the last time that it was compared."""
+    """Adds up bounds of each key's usage since the last comparison."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Used] = {}  # recorded at the last comparison
@@ -174,7 +174,7 @@ class UsageLedger:
             self._late.popleft()
 
     def killed(self) -> None:
-        """Take what ended in the last seconds as possibly lost, as the documentation says."""
+        """Allow that usage of the last seconds is lost, as documented."""
         for ended, line, low in self._late:
             if ended > time.monotonic() - _UNWRITTEN_SECONDS:
                 least, most = self._since[line]
@@ -182,7 +182,7 @@ class UsageLedger:
         self._late.clear()
 
     def compare(self, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Compare with rows of `GET /v1/usage?by=key,kind`, and begin anew. Returns what does not agree."""
+        """Compare with rows of `GET /v1/usage?by=key,kind`, and start again. Returns differences."""
         wrong = []
         recorded = {(row["key"], row["kind"]): Used(*(row[name] for name in Used._fields)) for row in rows}
         for line in self._since.keys() | recorded.keys():
@@ -217,7 +217,7 @@ _ERRORS = 3.0
 
 @dataclass(frozen=True)
 class Growth:
-    """How a kind of process grows: a line through all lives of it together, each around its own mean."""
+    """How a kind of process grows: one slope through all of its lives, each around its own mean."""
 
     hours: float
     mean: float
@@ -225,13 +225,13 @@ class Growth:
     standard_error: float
 
     def is_growth(self) -> bool:
-        """Whether it surely grows by more than a part of its mean an hour."""
+        """Whether it surely grows by more than a part of its mean per hour."""
         surely = self.per_hour - _ERRORS * self.standard_error
         return self.hours >= _JUDGED_HOURS and surely > _MOST_GROWTH * self.mean
 
 
 def growth(levels: Sequence[Level], name: str) -> Growth | None:
-    """Fit one slope to all processes of a kind, without the first quarter of each life. None: too little is known."""
+    """Fit one slope to all processes of a kind, without the first quarter of each life. None: too few samples."""
     lives: dict[int, list[Level]] = defaultdict(list)
     for level in levels:
         lives[level.pid].append(level)
@@ -269,7 +269,7 @@ def grown(levels: Sequence[Level]) -> tuple[list[tuple[str, str, Growth]], list[
 
 
 def access_problems(lines: Iterable[Mapping[str, Any]], outcomes: Sequence[Outcome], judge: Judge) -> list[str]:
-    """Compare new lines of the access log with the outcomes since the last time. Returns what does not agree."""
+    """Compare new lines of the access log with the outcomes since the last time. Returns differences."""
     seen: dict[str, list[int]] = defaultdict(list)
     for line in lines:
         seen[line["request_id"]].append(line["status"])

@@ -1,4 +1,4 @@
-"""The mixed traffic of a soak: what is asked, and what the right answer is. A check raises `WrongAnswerError`."""
+"""The mixed traffic of a soak: requests, and the right answers. A check raises `WrongAnswerError`."""
 
 import base64
 import io
@@ -44,11 +44,11 @@ _PICTURES = fixed_pictures()
 
 
 class WrongAnswerError(Exception):
-    """An answer with status 200 that is not what it should be."""
+    """A wrong answer with status 200."""
 
 
 class FailedError(Exception):
-    """A stream that ended with an error event, or an item of a batch that is an error: `error` is its object."""
+    """A stream that ended with an error event, or a failed item of a batch: `error` is its object."""
 
     def __init__(self, error: Any) -> None:
         super().__init__(str(error)[:300])
@@ -56,7 +56,7 @@ class FailedError(Exception):
 
 
 class Used(NamedTuple):
-    """What an answer says that it used, as the usage book counts it."""
+    """The usage in an answer, as the usage book counts it."""
 
     requests: int = 1
     prompt_tokens: int = 0
@@ -73,7 +73,7 @@ Check: TypeAlias = Callable[[bytes], Range]
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. `book` is the kind of usage it is written under, `most` what it can use at most."""
+    """A request. `book` is its kind of usage, `most` the most that it can use."""
 
     kind: str
     path: str
@@ -84,9 +84,9 @@ class Ask:
     most: Used = NOTHING
     status: int = 200
     enhanced: bool = False
-    """Only a key of the better tier may ask it."""
+    """Only for a key of the better tier."""
     careless: bool = False
-    """Asked with a key of its own, because what its usage is depends on where it is refused."""
+    """Sent with a key of its own, because its usage depends on where it is refused."""
     without_key: bool = False
     then: "Callable[[bytes], Ask] | None" = None
 
@@ -316,7 +316,7 @@ def batch(source: random.Random) -> Ask:
     return replace(whole, book="batch", most=whole.most._replace(requests=10))
 
 
-_pictures: dict[tuple[str, str], Any] = {}  # the first of each, which all later ones must be like
+_pictures: dict[tuple[str, str], Any] = {}  # the first of each, which all later ones must match
 
 
 def _check_png(data: bytes, prompt: str, size: str) -> None:

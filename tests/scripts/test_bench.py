@@ -120,7 +120,7 @@ async def test_the_load_generator_is_a_process_whose_end_or_refusal_is_told(tmp_
 
 async def test_an_answer_that_breaks_off_is_no_success():
     async with answering(chunked(text("Hi"))) as server:
-        with pytest.raises(BenchError, match="no success"):
+        with pytest.raises(BenchError, match="not a success"):
             await run_load(job(server, streams=1, requests=1))
     with pytest.raises(BenchError, match="cannot connect"):
         await run_load(job(server, streams=1, requests=1))
@@ -216,7 +216,7 @@ def test_lists_of_numbers_are_checked():
     assert numbers("1,8, 32") == (1, 8, 32)
     assert numbers("none") == ()
     for wrong in ("", "0", "1,x"):
-        with pytest.raises(Exception, match="no list of numbers"):
+        with pytest.raises(Exception, match="not a list of numbers"):
             numbers(wrong)
 
 
