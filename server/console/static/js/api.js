@@ -5,13 +5,13 @@ const TOKEN = "hearth.session";
 export const base = new URL(".", location.origin + location.pathname).href; // ends in a slash, also behind a proxy's path
 export const me = signal(null); // the key that has signed in, as GET /v1/key shows it
 export const isAdmin = computed(() => me.value?.scopes.includes("admin") ?? false);
-export const ended = signal(null); // why somebody who was signed in is so no more
+export const ended = signal(null); // why a session has ended
 let token = sessionStorage.getItem(TOKEN);
 export let leaving = false;
 let heard = 0; // when the server last accepted this session
 
-// A new tab asks the others for their half of the session; the cookie it has already. Who signs in replaces that cookie,
-// so that all tabs have to change with it.
+// A new tab asks the others for their half of the session; it already has the cookie. Signing in replaces that cookie,
+// so all tabs have to change with it.
 const tabs = new BroadcastChannel("hearth");
 let arrived = () => refreshMe().catch(() => {});
 tabs.onmessage = ({ data }) => {
@@ -28,7 +28,7 @@ function keep(value) {
   sessionStorage.setItem(TOKEN, value);
 }
 
-// Chats stay in the tab: who was signed out by the end of a key goes on with another.
+// Chats stay in the tab: after the end of a key one can go on with another.
 function forget() {
   token = null;
   me.value = null;
@@ -37,7 +37,7 @@ function forget() {
     + "Sign in again; the chats of this tab are still here.");
 }
 
-// Nothing of it stays for whoever comes next.
+// Nothing of it stays for the next user.
 function leave() {
   leaving = true;
   sessionStorage.clear();

@@ -56,9 +56,9 @@ function App() {
   return me.value ? html`<${Frame} />` : html`<${SignIn} problem=${ended.value ?? problem.value} />`;
 }
 
-// The models are asked for on every page, which is also how one whose key has ended is noticed: unless something else
-// was answered meanwhile, as the next message of a chat. Administrators see on the page of models what each is doing by
-// the status, and ask for the list only now and then.
+// Every page asks for the models, and thereby notices that a key has ended, unless another request was answered
+// meanwhile, like the next message of a chat. Administrators see on the page of models what each is doing from the
+// status, and ask for the list only now and then.
 function Frame() {
   const failed = useSignal(null);
   const shown = () => place.value === "models";

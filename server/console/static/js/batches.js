@@ -1,4 +1,4 @@
-// File batches of one's own key: how far each is, its files, and ending it. They are made by programs (docs/batches.md).
+// File batches of one's own key: progress, files, and cancelling. Programs make them (docs/batches.md).
 import { post, send } from "./api.js";
 import { html, useSignal } from "./lib.js";
 import { day, Failure, number, save, usePoll } from "./widgets.js";

@@ -95,15 +95,15 @@ function Settings({ chat, model }) {
 
 function Messages({ chat, live, ask }) {
   const end = useRef(), follow = useRef(true);
-  kept.pulse.value; // drawn again with each frame of a stream
+  kept.pulse.value; // so it is drawn again with each frame of a stream
   useEffect(() => {
     if (follow.current) end.current.scrollTop = end.current.scrollHeight;
   });
   const scrolled = () => {
     follow.current = end.current.scrollHeight - end.current.scrollTop - end.current.clientHeight < 60;
   };
-  const all = live ? [...chat.messages, live.message] : chat.messages; // where it stays when it is whole: drawn once
-  const act = useRef({}).current; // the same for all messages and at all times, so that they need not be drawn again
+  const all = live ? [...chat.messages, live.message] : chat.messages; // where it stays once it is whole: drawn once
+  const act = useRef({}).current; // always the same object, so that messages are not drawn again
   Object.assign(act, {
     edit: (at, text) => ask([...chat.messages.slice(0, at), { ...chat.messages[at], text }]),
     again: (at) => ask(chat.messages.slice(0, at)),

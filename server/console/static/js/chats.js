@@ -1,4 +1,4 @@
-// The chats of this tab: kept in its sessionStorage, never on the server. Asking the model, and what it answers.
+// The chats of this tab: kept in its sessionStorage, never on the server. Requests to the model, and its answers.
 import { ApiError, events, leaving } from "./api.js";
 import { signal } from "./lib.js";
 import { save, say } from "./widgets.js";
@@ -8,7 +8,7 @@ export const SETTINGS = { model: "", system: "", temperature: "", top_p: "", max
 export const chats = signal(restored());
 export const open = signal(chats.value[0].id);
 export const live = signal({}); // answers that come in, one for each chat at most: {message, abort} by the chat's id
-export const pulse = signal(0); // grows with every frame that has more of it
+export const pulse = signal(0); // grows with every frame that has more of an answer
 
 function fresh(settings = SETTINGS) {
   return { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), title: "New chat", settings: { ...settings }, messages: [] };
@@ -31,7 +31,7 @@ export function change(id, changes) {
   keep();
 }
 
-addEventListener("pagehide", () => !leaving && keep()); // with what has come of answers that are not complete
+addEventListener("pagehide", () => !leaving && keep()); // also the parts of incomplete answers
 
 function keep() {
   const all = chats.value.map((chat) => {
@@ -78,7 +78,7 @@ export async function importFrom(file) {
   keep();
 }
 
-// A file may hold anything: what is not of our form is left out, and every text is a text.
+// A file may hold anything: what does not have our form is left out, and every text is a string.
 function checked(chat) {
   const text = (value) => (typeof value === "string" ? value : "");
   const settings = Object.fromEntries(Object.keys(SETTINGS).map((name) => [name, text(chat?.settings?.[name])]));
@@ -111,7 +111,7 @@ function wire(one) {
   return { role: "user", content: [...pictures, ...(one.text ? [{ type: "text", text: one.text }] : [])] };
 }
 
-// The body of the request for the next answer. Throws where a setting is no number, or the tools no JSON.
+// The body of the request for the next answer. Throws if a setting is not a number, or the tools are not JSON.
 export function bodyOf(chat, model) {
   const body = { model, messages: [] };
   if (chat.settings.system) body.messages.push({ role: "system", content: chat.settings.system });

@@ -3,7 +3,7 @@ import { base, get } from "./api.js";
 import { html, signal, useEffect, useSignal } from "./lib.js";
 import { Failure, Field, Lines } from "./widgets.js";
 
-// Requests by what a model is for; the first that it can do is shown.
+// Requests by capability; the first that the model has is shown.
 const JSON_TYPE = "-H 'Content-Type: application/json' \\\n  -d";
 const REQUESTS = {
   chat: ["chat/completions", `${JSON_TYPE} '{"model": "MODEL", "messages": [{"role": "user", "content": "Hello!"}]}'`],
@@ -20,7 +20,7 @@ const CALLS = {
   image_generation: 'made = client.images.generate(model="MODEL", prompt="a red circle", size="512x512")\nprint(made.data[0].url)',
 };
 const CLIENT = 'import os\nfrom openai import OpenAI\n\nclient = OpenAI(base_url=os.environ["HEARTH_URL"], api_key=os.environ["HEARTH_KEY"])\n';
-export const chosen = signal(null); // a model; other pages choose one, too
+export const chosen = signal(null); // a model; other pages choose one too
 
 export function Connect({ models, failed }) {
   const clients = useSignal([]), error = useSignal(null);

@@ -1,11 +1,11 @@
-// Making images of a text or a picture: progress and previews while they come, and a gallery that stays in this browser
-// for as long as the links work.
+// Making images of a text or a picture: progress and previews while they are made, and a gallery that stays in this
+// browser as long as the links work.
 import { events, me } from "./api.js";
 import { html, signal, useEffect, useRef, useSignal } from "./lib.js";
 import { Picture, read } from "./picture.js";
 import { Failure, Field } from "./widgets.js";
 
-const gallery = signal([]); // {id, owner, prompt, seed, size, model, edit, url, expires}, the newest first
+const gallery = signal([]); // {id, owner, prompt, seed, size, model, edit, url, expires}, newest first
 const running = signal(null); // {abort, items: [{step, steps, preview}]}
 
 // IndexedDB keeps addresses and prompts, not pictures: the server deletes those after a day.
@@ -40,7 +40,7 @@ function forget(image) {
   inStore((store) => store.delete(image.id)).catch(() => {});
 }
 
-// Links may name another address of this server than the page has: what follows it is the same.
+// Links may have another address of this server than the page; the rest is the same.
 const local = (url) => {
   const { pathname, search } = new URL(url);
   return `${pathname.slice(pathname.indexOf("/v1/") + 1)}${search}`;

@@ -59,7 +59,7 @@ export function Keys() {
     <//>`;
 }
 
-// Asks once more in the button itself.
+// Asks for confirmation in the button itself.
 function Sure({ text, name, own, act }) {
   const asked = useSignal(false);
   const click = () => {

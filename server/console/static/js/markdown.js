@@ -1,5 +1,5 @@
-// Markdown of models as elements. Nothing becomes markup that is not named here: HTML is shown as it is written, links
-// lead to http and https alone, and pictures are links, since their address could carry out what was said.
+// Markdown of models as elements. Only what is named here becomes markup: HTML is shown as text, links lead only to http
+// and https, and pictures are links, since loading one could send the conversation elsewhere in its address.
 import { lexer } from "../vendor/marked.mjs";
 import { Component, html } from "./lib.js";
 import { Lines } from "./widgets.js";
@@ -64,7 +64,7 @@ function show(tokens, depth) {
   return tokens.map((token) => (Object.hasOwn(SHOWN, token.type) ? SHOWN[token.type](token, depth) : token.raw));
 }
 
-// Drawn again only when its text has changed: of a long answer that streams, that is the last block.
+// Drawn again only when its text has changed: in a long streamed answer, only the last block.
 class Block extends Component {
   shouldComponentUpdate(next) {
     return next.token.raw !== this.props.token.raw;

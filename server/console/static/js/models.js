@@ -1,23 +1,23 @@
-// The models: what each is doing, and for administrators who has which memory, loading and unloading, and what to fetch.
+// The models: what each is doing; for administrators also their memory, loading and unloading, and what to fetch.
 import { events, get, isAdmin, me, post, send } from "./api.js";
 import { chosen } from "./connect.js";
 import { html, useSignal } from "./lib.js";
 import { bytes, Failure, Field, number, pace, say, Table, trying, usePoll } from "./widgets.js";
 
 const WORDS = { ready: "ready", loading: "loading", failed: "failed", sleeping: "asleep", unloaded: "not loaded" };
-// Where this page has something for a model: by its capability, the scope that it needs, and what the link says.
+// Links to pages for a model: by capability, with the scope that it needs and the text of the link.
 const PLACES = [["chat", "chat", "chat", "Chat"], ["image_generation", "images", "images", "Make images"],
   ["speech", "audio", "voices", "Speak"], ["transcription", "audio", "voices", "Transcribe"]];
 
 export function Models({ models, failed }) {
   const error = useSignal(null);
   const troubled = models?.some((model) => ["loading", "failed"].includes(model.status));
-  const path = isAdmin.value ? "v1/admin/status" : troubled ? "health/ready" : null; // has how far a load is
+  const path = isAdmin.value ? "v1/admin/status" : troubled ? "health/ready" : null; // has the progress of loads
   const status = usePoll(path, pace, error);
   const states = (path && status.value?.models) || {};
   const state = isAdmin.value ? Object.fromEntries(Object.values(states).map((one) => [one.id, one])) : states;
   const listed = (models ?? []).map((model) => {
-    const { status, running, waiting } = { ...model, ...state[model.id] }; // by the newer of the two
+    const { status, running, waiting } = { ...model, ...state[model.id] }; // the newer of the two wins
     return { ...model, status, running, waiting };
   });
   const ids = new Set(listed.map((model) => model.id));
@@ -32,7 +32,7 @@ export function Models({ models, failed }) {
     ${isAdmin.value && html`<${Fetch} />`}`;
 }
 
-// Of a model with several engines, or of one that stands on several machines of a cluster: each of them.
+// Each engine of a model with several, or of one on several machines of a cluster.
 function enginesOf(id, state, replicas) {
   if (!replicas.length) return state?.engines ?? [];
   return replicas.flatMap(({ node, status }) => status.models.filter((model) => model.id === id).flatMap((model) => {
@@ -188,7 +188,7 @@ function bars(parts, total) {
   });
 }
 
-// What the plan would have and is not here; fetched by a process of its own, which goes on when this page is left.
+// What the plan wants and is not here; a process of its own fetches it, and goes on when this page is left.
 function Fetch() {
   const plan = useSignal(null), error = useSignal(null), lines = useSignal(null), busy = useSignal(false);
   const ask = () => trying(async () => {

@@ -1,4 +1,4 @@
-// What one's own key may do, and what is left of it.
+// What one's own key may do, and what is left of its limits.
 import { me } from "./api.js";
 import { html } from "./lib.js";
 import { day, number, usePoll } from "./widgets.js";

@@ -1,4 +1,4 @@
-// A picture that images are made from: cut to the size that is asked for, and painted over where it may change.
+// A picture that images are made from: cut to the requested size, and painted over where it may change.
 import { html, useEffect, useRef, useSignal } from "./lib.js";
 import { Field } from "./widgets.js";
 
@@ -10,7 +10,7 @@ export async function read(blob) {
   }
 }
 
-// The largest part in the middle that has the shape, as the server would cut it.
+// The largest part in the middle with that shape, as the server cuts it.
 function draw(canvas, bitmap) {
   const { width, height } = canvas, scale = Math.max(width / bitmap.width, height / bitmap.height);
   const [wide, high] = [width / scale, height / scale];

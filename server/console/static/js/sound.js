@@ -1,4 +1,4 @@
-// From sound to text: recordings of the microphone and sound files, to a model that transcribes.
+// From sound to text: sends recordings and sound files to a model that transcribes.
 import { ApiError, events, send } from "./api.js";
 import { html, useEffect, useRef, useSignal } from "./lib.js";
 import { Copy, Failure, Field, save } from "./widgets.js";
@@ -11,7 +11,7 @@ const REFUSED = {
 };
 const NO_HTTPS = "Browsers allow the microphone only on pages with HTTPS and on the server's own machine (localhost). "
   + "Choose a sound file instead, or ask your administrator for HTTPS.";
-// Languages that people here speak first; the model may know others, and says so if it does not know one of these.
+// Languages that people here speak come first; a model that does not know one of these says so.
 const LANGUAGES = ["am", "so", "sw", "ar", "en", "fr", "de", "es", "it", "pt", "tr", "hi", "zh"];
 const NAMES = new Intl.DisplayNames(["en"], { type: "language" });
 
@@ -69,7 +69,7 @@ export function Record({ label, disabled, done, failed }) {
     Stop recording <span aria-hidden="true">${time}</span></button>`;
 }
 
-// What is said in a file. `draw` gets the text each time that there is more of it.
+// Transcribes a file. `draw` gets the text each time that there is more of it.
 export async function transcribe(file, { model, language, english }, draw, abort) {
   const form = formOf(file, { model, stream: "true", ...(language && !english ? { language } : {}) });
   let text = "", complete = false;
@@ -138,7 +138,7 @@ export function Transcription({ models }) {
     <p>Record something, or drop a sound file here: WAV, MP3, M4A, OGG, FLAC or WebM.</p>
     <div class="row">
       ${able.length > 1 && choice("model", "Model", able.map(({ id }) => [id, id]))}
-      ${choice("language", "Spoken language", [["", "as it sounds"], ...LANGUAGES.map((code) => [code, NAMES.of(code)])])}
+      ${choice("language", "Spoken language", [["", "detected"], ...LANGUAGES.map((code) => [code, NAMES.of(code)])])}
       ${choice("form", "Result as", [["text", "text"], ["srt", "subtitles (SRT)"], ["vtt", "subtitles (VTT)"]])}
       ${model.capabilities.includes("translation") && html`<label><input type="checkbox" checked=${asked.value.english}
         onChange=${(event) => set("english", event.target.checked)} /> in English</label>`}

@@ -1,4 +1,4 @@
-// How the server stands, for administrators: what was refused, warnings, changes, reload and doctor.
+// The state of the server, for administrators: what was refused, warnings, changes, reload and doctor.
 import { get, post } from "./api.js";
 import { html, useSignal } from "./lib.js";
 import { bytes, day, Failure, number, pace, Table, trying, usePoll } from "./widgets.js";

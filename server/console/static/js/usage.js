@@ -1,4 +1,4 @@
-// What was used, by day, model, kind of request or key: a chart, a table, and the same as CSV.
+// Usage by day, model, kind of request or key: a chart, a table, and CSV.
 import { get, isAdmin } from "./api.js";
 import { html, useEffect, useSignal } from "./lib.js";
 import { Failure, Field, number, save } from "./widgets.js";
@@ -47,7 +47,7 @@ export function Usage() {
       <${Sums} rows=${rows.value} label=${label} by=${by.value} />`}`;
 }
 
-// Bars of days, each of them in parts. Drawn as SVG: it scales, follows the colours of the page, and can be read out.
+// Bars of days, in parts. As SVG: it scales, follows the colours of the page, and screen readers can read it.
 function Chart({ rows, label, days, title, of }) {
   const parts = [...new Set(rows.map(label))].sort();
   const today = Math.floor(Date.now() / 86400000);

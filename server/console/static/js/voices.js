@@ -1,11 +1,11 @@
-// Speech: the voices by language, what they say, to hear and to save; and what is said in recordings.
+// Speech: the voices by language, their speech to hear and to save; and transcription of recordings.
 import { get, send } from "./api.js";
 import { html, useEffect, useSignal } from "./lib.js";
 import { Transcription } from "./sound.js";
 import { Failure, Field, trying } from "./widgets.js";
 
 const NAMES = new Intl.DisplayNames(["en"], { type: "language" });
-// A greeting in each language that is shipped, to begin with.
+// A greeting in each shipped language, as a first text.
 const GREETINGS = { am: "ሰላም ለዓለም።", ti: "ሰላም ንዓለም።", so: "Salaan adduunka.", om: "Akkam jirtu.", en: "Hello, world." };
 
 export function Voices({ models: served }) {

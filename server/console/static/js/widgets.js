@@ -18,7 +18,7 @@ export function Failure({ error }) {
   return html`<div role="alert">${text && html`<p class="failure" dir="auto">${text}</p>`}</div>`;
 }
 
-// Waits for `act`, with `busy` on meanwhile; what goes wrong is in `error`.
+// Waits for `act`, with `busy` on meanwhile; a failure is in `error`.
 export async function trying(act, error, busy = {}) {
   busy.value = true;
   error.value = null;
@@ -48,7 +48,7 @@ export function Copy({ text, label = "Copy" }) {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      copyByHand(text); // the clipboard is for HTTPS and localhost alone
+      copyByHand(text); // the clipboard works only with HTTPS and on localhost
     }
     done.value = true;
     setTimeout(() => (done.value = false), 1500);
@@ -80,9 +80,9 @@ export function Dialog({ title, open, onClose, children }) {
   </dialog>`;
 }
 
-// Asks again and again, and not while the tab is hidden; nothing where `path` is null. Returns a signal, null until the
-// first answer. `seconds` may be a function of the last answer; 0: asked once. `later` is given the seconds since the
-// last answer, and says how long there is no need to ask again; it is asked itself every 5 s, as the page may change.
+// Asks again and again, except while the tab is hidden or `path` is null. Returns a signal, null until the first answer.
+// `seconds` may be a function of the last answer; 0: asks once. `later` gets the seconds since the last answer, and
+// returns how long not to ask again; it is called every 5 s, as the page may change.
 export function usePoll(path, seconds, failed, later) {
   const found = useSignal(null);
   useEffect(() => {
