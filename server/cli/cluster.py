@@ -204,7 +204,7 @@ def down(
     application: Annotated[bool, typer.Option("--application", help="End what is served, on all machines.")] = False,
     address: _Address = "auto",
 ) -> None:
-    """Take this machine out of the cluster, ending what runs on it. On the head, that is the cluster's end."""
+    """Take this machine out of the cluster, ending what runs on it. On the head this ends the cluster."""
     if application:
         with _connected(address):
             from ray import serve

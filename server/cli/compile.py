@@ -23,7 +23,7 @@ from server.terminal import set_up_log
 
 
 def compile_models(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Default: all chat models.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Default: all chat models.")] = None,
     *,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,

@@ -33,7 +33,7 @@ _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "
 def status(
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C; with --json, one object a line.")
+        bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C; with --json, one object per line.")
     ] = False,
     wait: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Wait at most this long until no model is loading.")
@@ -292,8 +292,8 @@ def requests(
     """Show the latest requests that were refused or failed.
 
     The server keeps the last 1,000, until it is restarted; logs/access.jsonl has a line for each request.
-    Of clients' own text only `path` is kept, escaped and cut, and `field`, if the API knows it. `model` may be one that
-    the key may not use.
+    Of clients' own text only `path` is kept, escaped and cut, and `field`, if the API knows it.
+    `model` may be one that the key may not use.
     """
     start = read_time("--since", since, past, datetime.now(UTC))
     folder = load_settings(data_dir=data_dir).data_dir

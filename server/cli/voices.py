@@ -55,7 +55,7 @@ app = typer.Typer(invoke_without_command=True)
 def voices(  # noqa: PLR0913 - one argument per option
     context: typer.Context,
     *,
-    language: Annotated[str | None, typer.Option(help="Only of this language, like am.")] = None,
+    language: Annotated[str | None, typer.Option(help="Only voices of this language, like am.")] = None,
     gender: Annotated[Literal["female", "male"] | None, typer.Option(help="Only female or male.")] = None,
     model: Annotated[str | None, typer.Option(help="Only of this TTS model, or of this entry of models.yaml.")] = None,
     weights_dir: WeightsDir = None,

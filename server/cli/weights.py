@@ -46,7 +46,7 @@ _MEANINGS = {
     "partial": "unfinished: pull or import it again to continue",
 }
 
-Gpus = Annotated[str | None, typer.Option(help="Plan for this machine, like 2x24GiB or cpu. Default: this one.")]
+Gpus = Annotated[str | None, typer.Option(help="Plan for a machine like 2x24GiB or cpu. Default: this one.")]
 
 app = typer.Typer(no_args_is_help=True, help="Fetch models, verify them, move them to a host without internet.")
 
@@ -56,7 +56,7 @@ def pull_command(  # noqa: PLR0913 - one argument per option
     models_wanted: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...", help="Models or variants of models.yaml, or folders. Default: the models of the plan."
+            metavar="MODEL", help="Models or variants of models.yaml, or folders. Default: the models of the plan."
         ),
     ] = None,
     *,
@@ -92,7 +92,7 @@ def pull_command(  # noqa: PLR0913 - one argument per option
 
 @app.command("verify")
 def verify_command(
-    folders: Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="Default: all.")] = None,
+    folders: Annotated[list[str] | None, typer.Argument(metavar="FOLDER", help="Default: all.")] = None,
     *,
     weights_dir: WeightsDir = None,
     as_json: AsJson = False,
@@ -134,7 +134,7 @@ def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_js
 
 @app.command("remove")
 def remove_command(
-    folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="As `hearth weights list` names them.")],
+    folders: Annotated[list[str], typer.Argument(metavar="FOLDER", help="As `hearth weights list` names them.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     weights_dir: WeightsDir = None,
@@ -163,7 +163,7 @@ def remove_command(
 def export_command(
     folders: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FOLDER]...", help="As `hearth weights list` names them. Default: all complete ones."),
+        typer.Argument(metavar="FOLDER", help="As `hearth weights list` names them. Default: all complete ones."),
     ] = None,
     *,
     to: Annotated[Path, typer.Option(help="Directory to write into, for example a portable disk.")],

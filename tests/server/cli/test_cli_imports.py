@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from server.cli import COMMANDS, app
 
@@ -49,3 +50,14 @@ def test_the_help_of_all_commands_says_of_each_what_its_own_help_says(name: str)
     assert own is not None
     assert own.startswith(line)
     assert typer.main.get_group(app).commands[name].help == line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_shows_an_optional_list_in_one_pair_of_brackets(name: str):
+    where = COMMANDS[name][0].split(":")
+    found = getattr(importlib.import_module(where[0]), where[1])
+    parts = typer.main.get_group(found).commands if isinstance(found, typer.Typer) else [None]
+    for part in parts:
+        help_text = CliRunner().invoke(app, [*filter(None, (name, part)), "--help"]).stdout
+        assert "Usage:" in help_text
+        assert "[[" not in help_text
