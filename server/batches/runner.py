@@ -196,7 +196,7 @@ class Runner:
             run.changed.set()
 
     def load(self) -> BatchLoad:
-        """Count batches by state, as of the last look."""
+        """Return what is left to do and what is done, as of the last look."""
         rows = self._seen
         return BatchLoad(
             unfinished=len(rows),

@@ -115,7 +115,7 @@ class Metrics:
             "time_to_first_token_seconds", "From a request's head to the first token of its answer.", "model"
         )
         self._waits = histogram("queue_wait_seconds", "Time that answers waited in the queue.", "model", "kind")
-        outcomes = "Answers asked of models, each of a batch: ok, error, aborted (the client left)."
+        outcomes = "Answers asked of models; each of a batch counts: ok, error, aborted (the client left)."
         self._answers = counter("answers", outcomes, "model", "kind", "outcome")
         self._amounts = {name: counter(name, text, "model", "kind") for name, text in _AMOUNTS.items()}
         self.spans_made = counter("spans_made", "Spans of requests, for a trace.")
