@@ -27,7 +27,7 @@ DEMO_OF_TASK = {
     **{task: task for task in ("chat", "image", "embedding", "rerank", "transcription")},
     "speech": "voices",
 }
-_MOST_RAM_TENTHS = 10_000  # of a GiB: more is no small change
+_MOST_RAM_TENTHS = 10_000  # of a GiB: more is not a small change
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 
 

@@ -149,7 +149,7 @@ class FrameReader(Generic[_T]):
                 with memoryview(self._buffer)[_HEADER_BYTES:end] as content:
                     message = self._decoder.decode(bytes(content))  # a copy, into which a `msgspec.Raw` may point
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                raise FrameError("a frame is no message") from error
+                raise FrameError("a frame is not a message") from error
             del self._buffer[:end]
             yield message
 

@@ -131,7 +131,7 @@ def _read_card(folder: ModelFolder, *, needed: bool) -> tuple[Document, tuple[st
     if found is None:
         return Document(), ()
     # The line of the fence is kept, so that line numbers are those of the file.
-    document = parse_document("\n" + found[1], "is empty", "is no mapping")
+    document = parse_document("\n" + found[1], "is empty", "is not a mapping")
     if not document.problems:
         return document, ()
     message = _sentence(f"{CARD}, front matter", document.problems)

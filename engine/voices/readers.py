@@ -73,7 +73,7 @@ def _number_of_speakers(config: dict[str, Any]) -> int:
 
 
 def _left_out(count: int) -> tuple[str, ...]:
-    return () if count <= MAX_SPEAKERS else (f"only the first {MAX_SPEAKERS} of its {count} voices are looked at",)
+    return () if count <= MAX_SPEAKERS else (f"only the first {MAX_SPEAKERS} of its {count} voices are read",)
 
 
 def _first_problem(folder: ModelFolder, weights: list[str]) -> str | None:

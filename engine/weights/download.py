@@ -38,7 +38,7 @@ _SLICE_BYTES = 8 * 2**30
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # So many attempts in a row may bring nothing; each byte that arrives resets the count.
 _ATTEMPTS = 6
-_FIRST_ATTEMPTS = 3  # at the list of files, where there is no network
+_FIRST_ATTEMPTS = 3  # for the list of files, if there is no network
 _PAUSE_GROWS_TO = 30  # times the first one
 _LONGEST_ASKED_SECONDS = 300  # a hub that asks for a longer pause is an error
 _PICKLED = (".pth", ".pt")
@@ -96,7 +96,7 @@ class Wanted:
     again: bool = False
     """Hash what is there and fetch what is damaged, even if the folder looks complete."""
     convert: bool = False
-    """Take pickles where there are no safetensors, and make safetensors of them."""
+    """Take pickles if there are no safetensors, and make safetensors of them."""
     endpoint: str | None = None
     first_pause_seconds: float = 1
     """Before the second attempt; it doubles with each further one."""
@@ -362,7 +362,7 @@ def check_room(weights_dir: Path, pulls: Iterable[Pull]) -> None:
         listed = ", ".join(f"{folder} {_gib(size)}" for folder, size in needed.items())
         raise WeightsError(
             f"Not enough room on the disk of {weights_dir}: still to be fetched are {listed}; free are {_gib(free)}, "
-            f"so {_gib(lacking)} are lacking. Pick one: 1. free them (`hearth weights list` shows what lies there); 2. "
+            f"so {_gib(lacking)} are lacking. Pick one: 1. free them (`hearth weights list` shows what is there); 2. "
             "have HEARTH_WEIGHTS_DIR on another disk; 3. pull a smaller variant."
         )
 

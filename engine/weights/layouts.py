@@ -119,12 +119,12 @@ def room_bytes(adapters: Collection[LoraAdapter]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VectorLayout:
-    """How tokens become a vector, whether it has the length 1, and what stands before inputs of each type.
+    """How tokens become a vector, whether it has the length 1, and the prefixes of inputs of each type.
 
-    vLLM would take another way than the model was trained for where it finds none, and its vectors would be wrong
-    without a word: what is not known here is refused.
+    If vLLM finds no way of pooling it takes a default, which may be wrong for the model, silently: so unknown ones are
+    refused.
 
-    `prefixes` has "query", "document" and, for inputs that do not say what they are, "".
+    `prefixes` has "query", "document" and, for inputs without a type, "".
     """
 
     pooling: Pooling
@@ -133,7 +133,7 @@ class VectorLayout:
 
 
 def read_layout(folder: Path, said: Pooling | None) -> VectorLayout:
-    """Read what the folder says; `said` is models.yaml's word on pooling. Raises `LoadError`."""
+    """Read the folder; `said` is the `pooling` in models.yaml. Raises `LoadError`."""
     if not (folder / "modules.json").exists():
         if said is None:
             raise LoadError(

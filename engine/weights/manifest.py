@@ -179,7 +179,7 @@ def disk_error(error: OSError, place: Path) -> WeightsError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return WeightsError(
             f"The disk of {place} is full. What was fetched so far is kept: free some space (`hearth weights list` "
-            "shows what lies there), then run the same command again."
+            "shows what is there), then run the same command again."
         )
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return WeightsError(

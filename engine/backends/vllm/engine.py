@@ -350,7 +350,7 @@ class _Adapters:
             try:
                 await engine.add_lora(request)
                 found[name] = request
-            except Exception as error:  # noqa: BLE001  # whatever vLLM does not like about its tensors
+            except Exception as error:  # noqa: BLE001  # vLLM raises anything for tensors that do not fit
                 self.refused[name] = f"vLLM does not load it: {next(iter(str(error).splitlines()), '')[:300]}"
                 _log.error("%s cannot be served: %s", name, self.refused[name])
                 found[name] = None
