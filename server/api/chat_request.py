@@ -46,7 +46,7 @@ def _template_switches(value: Any) -> Any:
 
 
 def _call_arguments(arguments: str) -> str:
-    """Check the arguments of a call. Text that is no JSON passes: it is an unfinished call, later read as no arguments.
+    """Check the arguments of a call. Text that is not JSON passes: an unfinished call, later read as no arguments.
 
     JSON that only a lenient parser reads (lone surrogates, NaN, thousands of levels or digits) is refused.
     """
@@ -190,7 +190,7 @@ _VERSION = re.compile(r"(_\d{8}|_\d{4}_\d{2}_\d{2})$")
 
 
 class OtherTool(shared.Strict):
-    """A tool that runs elsewhere, or is no function. It is left out."""
+    """A tool that runs elsewhere, or is not a function. It is left out."""
 
     type: str
 

@@ -22,7 +22,7 @@ from server.http.disconnect import until_disconnect
 
 router = APIRouter(prefix="/v1", tags=["embeddings"], route_class=StrictRoute)
 _MAX_INPUTS = 2048
-_MAX_TOKENS_SENT = 300_000  # each is looked at here
+_MAX_TOKENS_SENT = 300_000  # each is checked here
 _MAX_DOCUMENTS = 2048
 _Inputs = Annotated[Any, BeforeValidator(partial(texts_or_token_ids, most=_MAX_INPUTS, most_ids=_MAX_TOKENS_SENT))]
 

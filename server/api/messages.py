@@ -111,7 +111,7 @@ def _as_text(block: Any) -> Any:
         return block
     source = block.get("source")
     if not isinstance(source, dict) or source.get("type") != "text":
-        raise ValueError("is no text: this server does not support PDF input. Send what the document says")
+        raise ValueError("is not text: this server does not support PDF input. Send the text of the document")
     return {"type": "text", "text": source.get("data")}
 
 

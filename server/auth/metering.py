@@ -141,7 +141,7 @@ class KeyLimiter:
         return ask, await self._take(ask, makes_tokens=makes_tokens)
 
     async def left(self) -> dict[str, int | None]:
-        """Return what is left of each limit now; None where there is no limit. Charges nothing."""
+        """Return what is left of each limit now; None if there is no limit. Charges nothing."""
         most = self.limits
         left: dict[str, int | None] = {
             "requests": await self._level("requests", most.requests_per_minute),
@@ -216,7 +216,7 @@ class MeteredEngine:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count this HTTP request as running, once, whatever number of calls it makes. Raises `ApiError`."""
+        """Count this HTTP request as running, once for all of its calls. Raises `ApiError`."""
         self.begin_call()
         try:
             yield

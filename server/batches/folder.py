@@ -62,11 +62,11 @@ class Folder:
         return await to_thread.run_sync(work, *arguments, limiter=self._threads)
 
     def file(self, id_: str) -> Path:
-        """Where the file of this id lies. Raises ValueError for what is no id."""
+        """Return the path of the file with this id. Raises ValueError for what is not an id."""
         return self._below("files", id_)
 
     def journal(self, id_: str) -> Path:
-        """The folder of a batch's journal. Raises ValueError for what is no id."""
+        """Return the folder of a batch's journal. Raises ValueError for what is not an id."""
         return self._below("journals", id_)
 
     async def read(self, id_: str) -> AsyncIterator[bytes]:

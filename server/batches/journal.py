@@ -59,7 +59,7 @@ def encode(line: int, data: bytes, *, ok: bool, tokens: tuple[int, ...] = (0, 0,
 
 
 class Index:
-    """Where the record of each line lies. Reads segments; blocks."""
+    """The place of each line's record. Reads segments; blocks."""
 
     def __init__(self, folder: Path, lines: int) -> None:
         self._folder = folder

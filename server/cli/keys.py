@@ -396,7 +396,7 @@ def _tiers(settings: Settings) -> Tiers | None:
 
 
 def _data(key: ApiKey, tiers: Tiers | None) -> Data:
-    """Return the key as over HTTP, and its effective limits by name; there null is no limit."""
+    """Return the key as over HTTP, and its effective limits by name, in which null is no limit."""
     limits = None if tiers is None else key.limits_in(tiers)
     effective = None if limits is None else {name: getattr(limits, name) for name in LIMITS}
     return Key.model_validate(key).model_dump() | {"effective_limits": effective}

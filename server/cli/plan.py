@@ -165,9 +165,9 @@ def _until(spec: ModelSpec, now: Plan | Refusal | None) -> str:
 
 
 def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
-    """Have what the plan wants on the disk, or end with exit code 1 and the reason; nothing half-fetched is served.
+    """Fetch what the plan wants, or end with exit code 1 and the reason: no incomplete weights are served.
 
-    Raises `WeightsError` where there is no plan.
+    Raises `WeightsError` if there is no plan.
     """
     hardware = hardware_for(settings)
     if (reason := _unfit(hardware)) is not None:

@@ -123,7 +123,7 @@ class SignInBody(Strict):
 
     key: _Half | None = None
     once: _Half | None = None
-    """What stands behind `#once=` of a sign-in link."""
+    """The token after `#once=` in a sign-in link."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "SignInBody":

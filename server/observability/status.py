@@ -89,7 +89,7 @@ class Refusal(_Part):
     method: str
     route: str | None
     path: str | None
-    """Of a request for which there is no route, or that was refused before: escaped, cut, without keys."""
+    """Of a request without a route, or refused before one was found: escaped, cut, without keys."""
     model: str | None
     """null: none, or an unknown one."""
     status: int | None

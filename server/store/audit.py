@@ -39,7 +39,7 @@ class AuditEntry:
 
 
 def local_actor() -> Actor:
-    """The user that this process runs as, whatever its environment claims."""
+    """The user that this process runs as, not one that its environment claims."""
     try:
         return Actor(f"cli:{pwd.getpwuid(os.getuid()).pw_name}")
     except KeyError:  # a container's user without an entry

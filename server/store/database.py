@@ -261,7 +261,7 @@ def parse_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (exc.ArgumentError, ValueError):
-        # Without the cause: the text of a port that is no number may be half a password
+        # Without the cause: the text of a port that is not a number may be part of a password
         raise StoreError(f"The database URL cannot be read. Write it like {_FORMS}{_ESCAPE}") from None
     server = f"{POSTGRESQL}://user:password@host/database"
     if url.drivername == SQLITE:

@@ -102,7 +102,7 @@ class _Change:
     ask: Ask | None
     returns: Mapping[str, int]
     deadline: float
-    committing: bool = field(default=False, init=False)  # after an error: it may have happened all the same
+    committing: bool = field(default=False, init=False)  # an error after this: the change may have happened
 
 
 class Buckets(WrittenLater):
@@ -400,5 +400,5 @@ class Replicas(WrittenLater):
             return
         now = func.extract("epoch", func.clock_timestamp())
         old = (replica.c.id == self._name) | (replica.c.renewed_at < now - _FORGOTTEN_SECONDS)
-        with contextlib.suppress(StoreUnavailableError):  # it is gone in 5 s anyhow
+        with contextlib.suppress(StoreUnavailableError):  # the row counts for 5 s only
             await self._database.change(delete(replica).where(old), durable=False)

@@ -133,7 +133,7 @@ file = sa.Table(
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("key_id", sa.String(12), nullable=False),
-    sa.Column("place", sa.String(64), nullable=False),  # whose folder it lies in
+    sa.Column("place", sa.String(64), nullable=False),  # the folder that has it
     sa.Column("purpose", sa.String(32), nullable=False),
     sa.Column("filename", sa.String(255), nullable=False),
     sa.Column("bytes", sa.BigInteger, nullable=False),

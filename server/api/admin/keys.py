@@ -1,6 +1,6 @@
 """`/v1/admin/keys`: what `hearth keys` does, for keys with the scope `admin`; and `/v1/usage`: what keys have used.
 
-There is no way to lock oneself out over HTTP. The command line goes to the store itself: the owner of the machine can
+Nobody can lock themselves out over HTTP. The command line uses the store directly: the owner of the machine can
 always make a new admin key. Each key may read its own usage, and with the scope `admin` all.
 """
 

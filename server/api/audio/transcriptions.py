@@ -108,7 +108,7 @@ async def _answered(caller: Caller, folder: Folder, kind: type[TranslationBody])
 def _checked(kind: type[TranslationBody], upload: Upload) -> TranslationBody:
     for name in _GRANULARITIES:
         if not {"segment"}.issuperset(upload.fields.get(name, ())):
-            sentence = "`timestamp_granularities` must be `segment`: there are no times of words."
+            sentence = "`timestamp_granularities` must be `segment`: words have no times here."
             raise ApiError(400, "invalid_value", sentence, param="timestamp_granularities")
     return checked(kind, upload.last, form=True)
 

@@ -27,7 +27,7 @@ class VoiceQuery(Asked):
     def chosen(self, offered: Sequence[tuple[str, engine.Voice]]) -> list[engine.Voice]:
         """Return those that fit of the voices `offered`, each with the id of its speech model.
 
-        Raises `RequestError` for what is no language, and for what is none of the models.
+        Raises `RequestError` for an unknown language or model.
         """
         if not offered:
             return []

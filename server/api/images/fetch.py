@@ -52,7 +52,7 @@ class ImageFetcher:
     _turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _AT_ONCE))
 
     async def __call__(self, address: str) -> bytes:
-        """Return what lies at `address`. Raises `RequestError` without a `param`, saying what is not allowed."""
+        """Return the file at `address`. Raises `RequestError` without a `param`, saying what is not allowed."""
         url = self._checked(address)
         client = httpx2.AsyncClient(
             verify=self.tls,

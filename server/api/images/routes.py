@@ -147,7 +147,7 @@ class ImageAnswer:
             async for image in images:
                 if isinstance(image, FinishedImage):
                     item = await self._item(image)
-                    self._unsent.clear()  # the client may know the file: it stays, whatever becomes of the rest
+                    self._unsent.clear()  # the client may know the file, so it stays
                     yield self._event("completed", index=image.index, **item, usage=_usage(1, image.steps))
                 elif isinstance(image, PartialImage):
                     yield self._event(

@@ -1,7 +1,7 @@
 """`hearth doctor --bundle FILE`: what a bug report needs, in one archive, without secrets and without words of clients.
 
-Secrets are taken out twice: what is known to be one is left out where it comes from, and every text is then searched
-for the values that the environment holds, for whatever looks like a key or a password, and for names of users.
+Secrets are removed twice: known ones are left out at their source, and every text is then searched for values of the
+environment, for what looks like a key or a password, and for names of users.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ _INVALID = {9: "is not valid yet: is the clock right?", 10: "has expired"}  # by
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The machine and the configuration that are looked at. `running` is the server, None where none answers.
+    """The machine and the configuration to check. `running` is the server, None if none answers.
 
-    `config` and `plan` are None where models.yaml cannot be read.
+    `config` and `plan` are None if models.yaml cannot be read.
     """
 
     settings: Settings
