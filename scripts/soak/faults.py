@@ -212,7 +212,7 @@ class Faults:
     async def _pids(self) -> dict[str, list[int]]:
         status = await self.hearth.status()
         if status is None:
-            raise BenchError("the server does not say how it stands")
+            raise BenchError("the server's status does not answer")
         return {model["id"]: model["pids"] for model in status["models"] if model["status"] == "ready"}
 
     async def _until_others(self, before: Mapping[str, list[int]], names: frozenset[str] | set[str]) -> None:
