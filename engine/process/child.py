@@ -8,6 +8,7 @@ import gc
 import importlib
 import logging
 import os
+import resource
 import signal
 import socket
 import struct
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineError, GenerationError, LoadError, StartError
-from engine.placement.hardware import MODEL_VICTIM, offer_to_oom_killer
+from engine.placement.hardware import FIRST_VICTIM, MODEL_VICTIM, offer_to_oom_killer
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, Service, ShutdownRequested, to_frame
 
@@ -50,6 +51,22 @@ def main() -> None:
 def end_with_starter() -> None:
     """Have the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def confine(memory_bytes: int, *more: tuple[int, int]) -> None:
+    """Bound this process, which works on what strangers send, and have the kernel choose it first.
+
+    It may have so much memory beside what it has now; `more` are further limits, of `resource`. What its libraries
+    print is dropped: it may be what a client has sent, and a loader that finds no memory prints too.
+    """
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    memory = (resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
+    for kind, most in (memory, (resource.RLIMIT_CORE, 0), *more):
+        resource.setrlimit(kind, (most, most))
+    offer_to_oom_killer(FIRST_VICTIM)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
 
 
 def _end_with_maker_of(end: socket.socket) -> None:

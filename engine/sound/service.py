@@ -5,7 +5,6 @@ a list of formats, none of which leads to other files.
 """
 
 import logging
-import os
 import resource
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import LoadError, RequestError
-from engine.placement.hardware import FIRST_VICTIM, offer_to_oom_killer
+from engine.process.child import confine
 from engine.process.protocol import Outlet, Service
 from engine.sound import RATE_HZ, Piece, SoundEvent, SoundOptions
 from engine.types import Report
@@ -37,7 +36,8 @@ _MOST_DAMAGED = 1000  # packets
 def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
     """Open the file. Raises `LoadError` with a sentence for clients."""
     asked = msgspec.msgpack.decode(options, type=SoundOptions)
-    _confine(asked.most_seconds)
+    cpu_seconds = int(_CPU_SECONDS + asked.most_seconds / _FASTER_THAN_SOUND)
+    confine(_MEMORY_BYTES, (resource.RLIMIT_CPU, cpu_seconds), (resource.RLIMIT_FSIZE, 0))
     logging.getLogger("libav").setLevel(logging.CRITICAL)  # it would log what a client has sent
     return SoundService(outlet, asked)
 
@@ -159,24 +159,6 @@ class _Resampler:
 
 def _arrays(frames: list[Any]) -> list[NDArray[np.int16]]:
     return [frame.to_ndarray()[0] for frame in frames if frame.samples]
-
-
-def _confine(most_seconds: float) -> None:
-    """Bound memory and CPU time of this process, and have the kernel kill it first when memory runs out."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    memory = pages * resource.getpagesize() + _MEMORY_BYTES
-    seconds = int(_CPU_SECONDS + most_seconds / _FASTER_THAN_SOUND)
-    for kind, most in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (most, most))
-    offer_to_oom_killer(FIRST_VICTIM)
-    null = os.open(os.devnull, os.O_WRONLY)  # FFmpeg writes there, and a library's loader that finds no memory
-    os.dup2(null, 1)
-    os.dup2(null, 2)
 
 
 def _unreadable() -> LoadError:

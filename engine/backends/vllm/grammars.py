@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import os
-import resource
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -25,7 +24,7 @@ from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
 from engine.backends.vllm.schemas import applicable, enforceable, malformed, of_the_type, parts, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
-from engine.placement.hardware import FIRST_VICTIM, offer_to_oom_killer
+from engine.process.child import confine
 
 _log = logging.getLogger("hearth.engine")
 
@@ -434,7 +433,9 @@ def _serve(end: socket.socket, config: Any) -> None:
     model = config.model_config
     tokenizer = cached_tokenizer_from_config(model_config=model)
     backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=model.get_vocab_size())
-    _confine()
+    os.nice(10)
+    Path("/proc/self/comm").write_text(_PROCESS_NAME, encoding="ascii")
+    confine(_MEMORY_BYTES)
     with end, end.makefile("rb") as questions:
         end.sendall(b"ready\n")
         for line in questions:
@@ -453,21 +454,6 @@ def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
     finally:
         backend.compiler.clear_cache()
     return "fine"
-
-
-def _confine() -> None:
-    """Bound the memory of this process, and have the kernel kill it first if the machine runs out."""
-    os.nice(10)
-    Path("/proc/self/comm").write_text(_PROCESS_NAME, encoding="ascii")
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    most = pages * resource.getpagesize() + _MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    offer_to_oom_killer(FIRST_VICTIM)
-    # A compiler writes there when it runs out of memory, and about keywords that it does not know.
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
 
 
 class FairTurns:
