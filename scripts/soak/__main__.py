@@ -289,7 +289,6 @@ def draw(soak: Soak, file: Path) -> None:
 def main(  # options
     *,
     minutes: Annotated[float, typer.Option(min=0.5, help="How long.")] = 30.0,
-    hours: Annotated[float, typer.Option(min=0, help="How long, in hours; wins over --minutes.")] = 0.0,
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second.")] = 4.0,
     fault_minutes: Annotated[float, typer.Option(min=0.1, help="Minutes from one fault to the next.")] = 2.5,
     seed: Annotated[int, typer.Option(help="Decides the order of faults and requests.")] = 1,
@@ -300,7 +299,7 @@ def main(  # options
     can_draw = importlib.util.find_spec("matplotlib") is not None
     say(f"Logs and results: {folder}" + ("" if can_draw else "; no plot: .venv/bin/python -m pip install matplotlib"))
     soak = Soak(Hearth(folder), rate, fault_minutes * 60, seed)
-    asyncio.run(_run(soak, hours * 60 or minutes))
+    asyncio.run(_run(soak, minutes))
     found = report(soak)
     (folder / "soak.md").write_text(found, encoding="utf-8")
     print(f"\n{found}")
