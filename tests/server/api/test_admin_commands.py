@@ -1,6 +1,7 @@
 """What administrators have done over HTTP beyond keys: tiers, models loaded again, plan, doctor and downloads."""
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -49,10 +50,10 @@ def plan_of(server: Server) -> dict:
 
 
 def test_status_is_the_same_for_all_who_ask_within_a_second(admin: httpx2.Client):
-    first, second = admin.get("/status").json(), admin.get("/status").json()
-    assert (
-        first["uptime_seconds"] == second["uptime_seconds"] or second["uptime_seconds"] - first["uptime_seconds"] > 0.9
-    )
+    began, seen = time.monotonic(), set[float]()
+    while time.monotonic() - began < 2:  # it says tenths: made anew each time, it would say twenty
+        seen.add(admin.get("/status").json()["uptime_seconds"])
+    assert 2 <= len(seen) <= 2 + time.monotonic() - began
 
 
 def test_a_download_that_nothing_can_come_of_says_so_line_by_line(admin: httpx2.Client):
