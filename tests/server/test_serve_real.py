@@ -61,13 +61,13 @@ def test_from_nothing_to_a_first_answer_over_a_line_that_is_cut(hub: HubServer, 
         headers = {"Authorization": f"Bearer {server.admin_key.text}"}
         question = {"role": "user", "content": "What is the capital of France?"}
         body = {"model": "service-plus", "messages": [question], "temperature": 0}
-        answer = httpx2.post(f"{server.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+        answer = httpx2.post(f"{server.base_url}/chat/completions", json=body, headers=headers, timeout=240)
         assert answer.json()["choices"][0]["message"]["content"] == "The capital of France is Paris."
         assert "tiny-chat" in server.hearth("status")
         # The page's download: once more, in the server that has engines by now.
         shutil.rmtree(tmp_path / "weights" / "tiny-chat")
         address = f"{server.base_url}/admin/weights/pull"
-        said = httpx2.post(address, json={"models": ["tiny-chat"]}, headers=headers, timeout=60).text
+        said = httpx2.post(address, json={"models": ["tiny-chat"]}, headers=headers, timeout=240).text
         assert '"ok":true' in said, said
         assert (tmp_path / "weights" / "tiny-chat" / WEIGHTS).is_file()
 
@@ -84,7 +84,7 @@ def _alone(
         stdin=stdin,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
 
