@@ -11,6 +11,7 @@ What is left goes to KV caches. If no plan is possible, the refusal names the sm
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from typing import Any, TypeAlias
 
 from engine.config import AuxiliaryModelSpec, ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
@@ -28,6 +29,7 @@ DEMO_OF_TASK = {
     "speech": "voices",
 }
 _MOST_RAM_TENTHS = 10_000  # of a GiB: more is not a small change
+_MOST_BEGINNINGS = 256  # combinations of first variants that are tried: many models, each in several sizes
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 
 
@@ -74,6 +76,8 @@ class _Choice:
     offered: tuple[tuple[Need, ...], ...] = ()
     """Needs of all variants, the best first; empty for those that cannot run on such a machine."""
     is_demo: bool = False
+    others: tuple["_Choice", ...] = ()
+    """The smallest variants over other numbers of GPUs: they may fit beside other models where this one does not."""
 
 
 _Fitted: TypeAlias = tuple[Mapping[str, _Choice], Layout]
@@ -126,8 +130,11 @@ class _Planner:
         if placed:
             fitting = tuple(needs for needs, _ in placed)
             sizes = [one.device_bytes * max(1, len(one.gpus)) for _, one in placed]
-            smallest = max(range(len(fitting)), key=lambda at: (-sizes[at], at))
-            return _Choice(spec, fitting[smallest], fitting[:smallest], offered)
+            spread = [len(one.gpus) for _, one in placed]
+            by_size = sorted(range(len(fitting)), key=lambda at: (sizes[at], -at))
+            begun = {spread[at]: _Choice(spec, fitting[at], fitting[:at], offered) for at in reversed(by_size)}
+            smallest = begun.pop(spread[by_size[0]])
+            return replace(smallest, others=tuple(other for gpus, other in begun.items() if gpus))
         if spec.demo is not None and spec.id not in self.folders:
             return _Choice(spec, (demo_need(spec, devices),), offered=offered, is_demo=True)
         return report.lack_alone(spec.id, offered, devices) if offered else None
@@ -195,9 +202,13 @@ def _fitting(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> Itera
         if count and count <= auxiliary < len(movable):
             continue
         shared = [spec.id for spec in movable[len(movable) - count :]]
-        layout = _layout(choices, devices, shared)
-        if layout is not None:
-            yield _moved_up(choices, layout, shared)
+        beginnings = product(*((choice, *choice.others) for choice in choices.values()))
+        for begun in islice(beginnings, _MOST_BEGINNINGS):
+            chosen = dict(zip(choices, begun, strict=True))
+            layout = _layout(chosen, devices, shared)
+            if layout is not None:
+                yield _moved_up(chosen, layout, shared)
+                break
 
 
 def _keeps(fitted: _Fitted, alone: _Fitted) -> bool:

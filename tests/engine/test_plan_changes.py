@@ -271,6 +271,17 @@ def test_a_variant_that_takes_its_share_of_two_gpus_is_not_the_smallest_one():
     assert [one.state for one in found.models] == ["resident"] * 3
 
 
+def test_a_larger_variant_on_one_gpu_is_begun_with_where_the_smallest_takes_a_part_of_each():
+    whole = variant("whole", 1, activations_gib=0.5, kv_kib_per_token=256)
+    split = variant("split", 2, activations_gib=0.5, tensor_parallel_sizes=[2])
+    other = model("a", variant("a1", 1, activations_gib=0.5), engine={"gpu_memory_utilization": 0.95})
+    found = plan(
+        config_of(other, model("b", whole, split, engine={"context_length": 30000})), imagined("1x16+1x24", ram_gib=8)
+    )
+    assert isinstance(found, Plan)
+    assert [(one.state, one.gpus) for one in found.models] == [("resident", (0,)), ("resident", (1,))]
+
+
 def test_weights_that_wait_in_ram_are_said_to_lack_it():
     offloaded = variant("offloaded", 15, resident_gib=4, activations_gib=1)
     found = plan(config_of(model("a", offloaded)), imagined("1x24", ram_gib=8))

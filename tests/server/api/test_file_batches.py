@@ -237,7 +237,7 @@ async def test_lines_that_are_paused_for_questions_have_the_answers_of_others(
 ) -> None:
     """More lines than run beside a question: the others sit out its steps, and go on where they were."""
     lines = [hello("first", max_tokens=1)]
-    lines += [hello(f"line {number}", max_tokens=200, ignore_eos=True) for number in range(60)]
+    lines += [hello(f"line {number}", max_tokens=600, ignore_eos=True) for number in range(60)]
     file = await upload(client, lines)
     answers = []
     for questions in (0, 3):
