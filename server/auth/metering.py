@@ -400,7 +400,7 @@ class _Call:
             return used.prompt_tokens
         if isinstance(self.stream, TokenStream) and self.stream.usage is not None:
             return used.prompt_tokens + used.completion_tokens
-        return 0
+        return used.prompt_tokens if used.aborted else 0  # a dispatched prompt is computed
 
     def _used(self, error: BaseException | None) -> Usage:
         left, stream = isinstance(error, _LEFT), self.stream

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
 from serving import Key, Server
+from standstill import standstill
 
 if TYPE_CHECKING:
     import httpx2
@@ -89,6 +90,25 @@ async def test_a_client_that_leaves_is_counted_with_what_was_made(
     assert (rows[0]["requests"], rows[0]["aborted"], rows[0]["errors"]) == (1, 1, 0)
     assert rows[0]["prompt_tokens"] > 0
     assert 0 < rows[0]["completion_tokens"] < 8000
+
+
+async def test_a_prompt_that_was_dispatched_is_charged_when_its_reader_leaves_before_the_first_token(
+    server: Server, http: httpx2.AsyncClient
+):
+    key = await new_key(server, http, limits={"tokens_per_minute": 6000})
+    long = BODY | {"messages": [{"role": "user", "content": "word " * 2000}], "stream": True}
+    with standstill(server, MODEL):
+        answer = asyncio.create_task(http.post(CHAT, json=long, headers=header(key)))
+        while not await running(http):
+            assert not answer.done(), answer.result().text
+        answer.cancel()
+        async with asyncio.timeout(60):
+            while not (rows := await read(http, key)):
+                continue
+    assert (rows[0]["aborted"], rows[0]["completion_tokens"]) == (1, 0)
+    assert rows[0]["prompt_tokens"] > 2000
+    level = (await http.post(CHAT, json=BODY, headers=header(key))).headers["x-ratelimit-remaining-tokens"]
+    assert int(level) < 5500
 
 
 async def test_keys_see_their_own_usage_and_nobody_elses(server: Server, http: httpx2.AsyncClient):
